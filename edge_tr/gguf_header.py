@@ -1,0 +1,209 @@
+"""Read the header of a GGUF file fast and without trusting a single number in it.
+
+``gguf.GGUFReader`` builds an array for each string of the vocabulary, which takes seconds; here
+arrays are skipped and only their lengths are kept. What llama.cpp refuses is refused here too.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from edge_tr.errors import ModelFileError
+
+_U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q"}
+_SCALARS[12] = "d"
+_STRING, _ARRAY = 8, 9
+_VERSIONS = (2, 3)
+_N_DIMENSIONS_MAX = 4
+_KEPT_STRING_BYTES = 4096
+_OTHER_FORMATS = (
+    (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint"),
+    (b"ggjt", "the older ggjt format, which llama.cpp no longer reads"),
+    (b"lmgg", "the older ggml format, which llama.cpp no longer reads"),
+    (b"version https://git-lfs", "a Git LFS pointer; the model itself was not downloaded"),
+    (b"<", "a web page, perhaps saved in place of the model"),
+)
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a GGUF says before its tensor data.
+
+    `scalars` holds numbers, booleans and short strings by key, `array_lengths` the number of
+    elements of each array by key.
+    """
+
+    scalars: dict[str, int | float | bool | str]
+    array_lengths: dict[str, int]
+    n_tensors: int
+    size_bytes: int
+
+
+def read_header(path: Path) -> Header:
+    """Read and check the header, and that the tensor data it promises is in the file.
+
+    Raises
+    ------
+    ModelFileError
+        Missing, a directory, not readable, not GGUF, another version, damaged or cut short.
+
+    Source
+    ------
+    The GGUF specification, and llama.cpp's ``gguf_init_from_reader`` for what it refuses.
+    """
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if not path.is_file():
+                raise ModelFileError(f"{path} is not a regular file; a model is a .gguf file")
+            _check_magic(path, file.read(32))
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                return _Parser(path, data, size).header()
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise ModelFileError(f"{path} is a directory; a model is a .gguf file") from None
+    except (struct.error, IndexError):
+        raise ModelFileError(f"{path} is cut short: it ends inside its header") from None
+    except UnicodeDecodeError:
+        raise ModelFileError(f"{path} is damaged: a name in its header is not UTF-8") from None
+    except ModelFileError:
+        raise
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ModelFileError(f"{path} cannot be read: {reason}") from error
+
+
+def _check_magic(path: Path, start: bytes) -> None:
+    if not start:
+        raise ModelFileError(f"{path} is empty")
+    if start[:4] != b"GGUF"[: len(start)]:
+        what = next((name for magic, name in _OTHER_FORMATS if start.startswith(magic)), None)
+        hint = f"; it looks like {what}" if what else ""
+        raise ModelFileError(f"{path} is not a GGUF file{hint}")
+    version = int.from_bytes(start[4:8], "little")
+    if len(start) < 24:
+        raise ModelFileError(f"{path} is cut short: {len(start)} bytes hold no header")
+    if version and not version & 0xFFFF:
+        raise ModelFileError(f"{path} has the other byte order, which llama.cpp does not read")
+    if version not in _VERSIONS:
+        raise ModelFileError(f"{path} is GGUF version {version}; versions 2 and 3 can be read")
+
+
+class _Parser:
+    """A position in a mapped file; every read past its end raises struct.error or IndexError."""
+
+    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
+        self.path, self.data, self.size = path, data, size
+        self.position = 8
+        self.scalars: dict[str, int | float | bool | str] = {}
+        self.array_lengths: dict[str, int] = {}
+
+    def header(self) -> Header:
+        n_tensors, n_keys = self.u64(), self.u64()
+        for _ in range(n_keys):
+            self.key_value()
+        tensors = [self.tensor() for _ in range(n_tensors)]
+        if len({name for name, _ in tensors}) != n_tensors:
+            raise self.damaged("two tensors have the same name")
+        self.check_data(max((end for _, end in tensors), default=0))
+        return Header(self.scalars, self.array_lengths, n_tensors, self.size)
+
+    def damaged(self, what: str) -> ModelFileError:
+        return ModelFileError(f"{self.path} is damaged: {what}")
+
+    def u32(self) -> int:
+        value: int = _U32.unpack_from(self.data, self.position)[0]
+        self.position += 4
+        return value
+
+    def u64(self) -> int:
+        value: int = _U64.unpack_from(self.data, self.position)[0]
+        self.position += 8
+        return value
+
+    def text(self) -> str:
+        length = self.u64()
+        start, self.position = self.position, self.position + length
+        if self.position > self.size:
+            raise IndexError
+        return bytes(self.data[start : start + min(length, _KEPT_STRING_BYTES)]).decode()
+
+    def key_value(self) -> None:
+        key = self.text()
+        if key in self.scalars or key in self.array_lengths:
+            raise self.damaged(f"key {key!r} occurs twice")
+        kind = self.u32()
+        if kind == _ARRAY:
+            self.array_lengths[key] = self.skip_array(key)
+        elif kind == _STRING:
+            self.scalars[key] = self.short_text()
+        elif kind in _SCALARS:
+            scalar = struct.Struct("<" + _SCALARS[kind])
+            self.scalars[key] = scalar.unpack_from(self.data, self.position)[0]
+            self.position += scalar.size
+        else:
+            raise self.damaged(f"key {key!r} has the unknown type {kind}")
+
+    def short_text(self) -> str:
+        """A string value; one too long to be of use here (a chat template) is left empty."""
+        start, length = self.position, self.u64()
+        self.position = start
+        if length <= _KEPT_STRING_BYTES:
+            return self.text()
+        self.skip_strings(1)
+        return ""
+
+    def skip_array(self, key: str) -> int:
+        kind, length = self.u32(), self.u64()
+        if length > self.size:
+            raise self.damaged(f"key {key!r} promises {length} elements, more than fit the file")
+        if kind == _STRING:
+            self.skip_strings(length)
+        elif kind in _SCALARS:
+            self.position += length * struct.calcsize("<" + _SCALARS[kind])
+        else:
+            raise self.damaged(f"key {key!r} is an array of the unknown type {kind}")
+        return length
+
+    def skip_strings(self, n_strings: int) -> None:
+        data, position, unpack = self.data, self.position, _U64.unpack_from
+        for _ in range(n_strings):
+            position += 8 + unpack(data, position)[0]
+        if position > self.size:
+            raise IndexError
+        self.position = position
+
+    def tensor(self) -> tuple[str, int]:
+        """Name of the next tensor and the byte after its data, from the start of all data."""
+        from gguf.constants import GGML_QUANT_SIZES
+
+        name = self.text()
+        n_dimensions = self.u32()
+        if n_dimensions > _N_DIMENSIONS_MAX:
+            raise self.damaged(f"tensor {name!r} has {n_dimensions} dimensions")
+        shape = [self.u64() for _ in range(n_dimensions)]
+        kind, offset = self.u32(), self.u64()
+        n_elements = 1
+        for extent in shape:
+            n_elements *= extent
+        block, block_bytes = GGML_QUANT_SIZES.get(kind, (1, 0))
+        if shape and shape[0] % block:
+            raise self.damaged(f"tensor {name!r} has rows of {shape[0]}, no multiple of {block}")
+        return name, offset + n_elements // block * block_bytes
+
+    def check_data(self, data_bytes: int) -> None:
+        alignment = self.scalars.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self.damaged(f"general.alignment is {alignment!r}, not a power of two")
+        end = -(-self.position // alignment) * alignment + data_bytes
+        if data_bytes and end > self.size:
+            raise ModelFileError(
+                f"{self.path} is cut short: it has {self.size} bytes and its header promises "
+                f"{end}; download or copy it again"
+            )

