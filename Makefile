@@ -1,0 +1,51 @@
+# make demo    a model answers, with and without drafting
+# make test    ruff, mypy and pytest, all of it
+# make build PRESET=cuda    another build of llama.cpp (native/README.md)
+# Each sets up what it needs in .venv/; a second time takes seconds.
+
+PYTHON ?= python3
+PRESET ?= $(shell cat .venv/native-preset 2>/dev/null || echo cpu)
+BIN := .venv/bin
+KERNEL_TESTS = $(wildcard tests/test_kernels*.py)
+
+.PHONY: demo test lint build setup clean
+
+demo: setup
+	@$(BIN)/edge-tr demo
+
+test: setup lint
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.venv/numba-boundscheck $(BIN)/python -m pytest $(KERNEL_TESTS)
+	$(BIN)/python -m pytest
+
+lint: .venv/package
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy .
+
+# The package, llama.cpp built for this machine, and the model that commands use by default.
+setup: .venv/package
+	@$(BIN)/edge-tr model get
+
+build: .venv/venv
+	@$(BIN)/python native/build.py --preset $(PRESET) --install
+	@echo $(PRESET) > .venv/native-preset
+
+.venv/venv:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	  { echo "error: $(PYTHON) is older than Python 3.10; use make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
+	  echo "error: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -m pip install -q -U "pip>=25.1" "setuptools>=77"
+	@touch $@
+
+.venv/native-preset: .venv/venv pyproject.toml edge_tr/isa.py native/build.py native/presets.json
+	@$(MAKE) --no-print-directory build PRESET=$(PRESET)
+
+.venv/package: .venv/native-preset pyproject.toml
+	@$(BIN)/python -m pip install -q -e . --group dev
+	@touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
