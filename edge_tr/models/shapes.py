@@ -1,0 +1,255 @@
+"""Shape models: the exact shapes of well-known models with random weights, to measure speed.
+
+They hold no vocabulary and write no text. Weights are drawn as quantised blocks, so an 8B model
+is written as fast as the disk takes it and needs a few dozen MB of memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from edge_tr.errors import ConfigError
+from edge_tr.models.disk import require_room
+
+if TYPE_CHECKING:
+    import gguf
+    import numpy as np
+    from numpy.typing import NDArray
+
+_CHUNK_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Hyperparameters of a model whose shape is copied."""
+
+    model: str
+    architecture: str
+    n_layers: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_vocab: int
+    n_ctx_train: int
+    rope_base: float
+    tied: bool
+
+
+SHAPES = {
+    "0.5b": Shape("Qwen2.5-0.5B", "qwen2", 24, 896, 14, 2, 4864, 151936, 32768, 1e6, tied=True),
+    "1b": Shape("Llama-3.2-1B", "llama", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, tied=True),
+    "3b": Shape("Llama-3.2-3B", "llama", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5, tied=True),
+    "8b": Shape("Llama-3.1-8B", "llama", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, tied=False),
+}
+QUANTISATIONS = {"q4_0": "MOSTLY_Q4_0", "q4_k": "MOSTLY_Q4_K_S", "q8_0": "MOSTLY_Q8_0"}
+QUANTISATIONS["f16"] = "MOSTLY_F16"
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Layout of one quantised block.
+
+    `scale_at` is the byte of its float16 scale. With a scale of 1 and all other bytes random the
+    weights have the standard deviation `spread`. `minimum` is the scale of Q4_K's minimums, in
+    scales, that brings the mean to zero; the float16 behind the scale holds it.
+    """
+
+    n_weights: int
+    n_bytes: int
+    scale_at: int = 0
+    spread: float = 1.0
+    minimum: float = 0.0
+
+
+_BLOCKS = {
+    "F32": _Block(1, 4),
+    "F16": _Block(1, 2),
+    "Q4_0": _Block(32, 18, spread=4.64),
+    "Q5_0": _Block(32, 22, spread=9.25),
+    "Q8_0": _Block(32, 34, spread=73.9),
+    "Q4_K": _Block(256, 144, spread=260.0, minimum=7.5),
+    "Q6_K": _Block(256, 210, scale_at=208, spread=1366.0),
+}
+_FALLBACKS = {"Q4_K": "Q5_0", "Q6_K": "Q8_0"}
+"""What llama-quantize takes where rows are no multiple of 256."""
+
+
+def size_bytes(size: str, quantisation: str) -> int:
+    """Bytes of weights in a shape model; the file is a few KB larger.
+
+    Raises
+    ------
+    ConfigError
+        An unknown size or quantisation.
+    """
+    return sum(_n_bytes(shape, kind) for _, shape, kind in _plan(size, quantisation))
+
+
+def write_shape(path: Path, size: str, quantisation: str, seed: int = 0) -> Path:
+    """Write a model of the given size with random weights.
+
+    Parameters
+    ----------
+    path : Path
+        Is overwritten.
+    size : str
+        A key of `SHAPES`: 0.5b, 1b, 3b or 8b.
+    quantisation : str
+        q4_0, q4_k, q8_0 or f16; the output matrix of q4_0 and q4_k is Q6_K, as llama-quantize
+        makes it.
+    seed : int
+        Equal seeds give equal files.
+
+    Returns
+    -------
+    Path
+        `path`.
+
+    Raises
+    ------
+    ConfigError
+        An unknown size or quantisation.
+    ModelFileError
+        The disk has not enough room.
+    """
+    import gguf
+    import numpy as np
+
+    plan = _plan(size, quantisation)
+    require_room(path.parent, size_bytes(size, quantisation), f"{size} in {quantisation}")
+    writer = gguf.GGUFWriter(path, SHAPES[size].architecture)
+    _add_hyperparameters(writer, SHAPES[size])
+    writer.add_file_type(gguf.LlamaFileType[QUANTISATIONS[quantisation]])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    for name, shape, kind in plan:
+        raw = gguf.GGMLQuantizationType[kind]
+        # float32 only keeps the shape from being read as one of bytes; `raw` is what counts
+        dtype = np.dtype(np.float32)
+        writer.add_tensor_info(name, shape, dtype, _n_bytes(shape, kind), raw)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    (out,) = writer.fout
+    rng = np.random.default_rng(seed)
+    for name, shape, kind in plan:
+        writer.write_padding(out, out.tell())
+        if kind == "F32":
+            np.full(shape, name.endswith("norm.weight"), np.float32).tofile(out)
+            continue
+        for chunk in _random_weights(rng, shape, kind):
+            chunk.tofile(out)
+    writer.write_padding(out, out.tell())
+    writer.close()
+    return path
+
+
+def _plan(size: str, quantisation: str) -> list[tuple[str, tuple[int, ...], str]]:
+    """Name, shape (rows last) and type of each tensor."""
+    if size not in SHAPES:
+        raise ConfigError(f"size is {size!r}; allowed are {', '.join(SHAPES)}")
+    if quantisation not in QUANTISATIONS:
+        raise ConfigError(
+            f"quantisation is {quantisation!r}; allowed are {', '.join(QUANTISATIONS)}"
+        )
+    shape = SHAPES[size]
+    bulk = quantisation.upper()
+    output = "Q6_K" if bulk.startswith("Q4") else bulk
+    n_kv = shape.n_embd // shape.n_head * shape.n_head_kv
+    layer = {
+        "attn_q": (shape.n_embd, shape.n_embd),
+        "attn_k": (n_kv, shape.n_embd),
+        "attn_v": (n_kv, shape.n_embd),
+        "attn_output": (shape.n_embd, shape.n_embd),
+        "ffn_gate": (shape.n_ff, shape.n_embd),
+        "ffn_up": (shape.n_ff, shape.n_embd),
+        "ffn_down": (shape.n_embd, shape.n_ff),
+    }
+    plan: list[tuple[str, tuple[int, ...], str]] = []
+
+    def add(name: str, extents: tuple[int, ...], kind: str) -> None:
+        fits = extents[-1] % _BLOCKS[kind].n_weights == 0
+        plan.append((name, extents, kind if fits else _FALLBACKS[kind]))
+
+    add("token_embd.weight", (shape.n_vocab, shape.n_embd), output if shape.tied else bulk)
+    if not shape.tied:
+        add("output.weight", (shape.n_vocab, shape.n_embd), output)
+    add("output_norm.weight", (shape.n_embd,), "F32")
+    for i in range(shape.n_layers):
+        for name, extents in layer.items():
+            add(f"blk.{i}.{name}.weight", extents, bulk)
+            if shape.architecture == "qwen2" and name in ("attn_q", "attn_k", "attn_v"):
+                add(f"blk.{i}.{name}.bias", extents[:1], "F32")
+        add(f"blk.{i}.attn_norm.weight", (shape.n_embd,), "F32")
+        add(f"blk.{i}.ffn_norm.weight", (shape.n_embd,), "F32")
+    return plan
+
+
+def _n_bytes(shape: tuple[int, ...], kind: str) -> int:
+    block = _BLOCKS[kind]
+    return prod(shape) // block.n_weights * block.n_bytes
+
+
+def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
+    writer.add_name(f"the shape of {shape.model}, random weights")
+    writer.add_block_count(shape.n_layers)
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_freq_base(shape.rope_base)
+    writer.add_vocab_size(shape.n_vocab)
+    writer.add_tokenizer_model("no_vocab")
+
+
+def _random_weights(
+    rng: np.random.Generator, shape: tuple[int, ...], kind: str
+) -> Iterator[NDArray[np.uint8]]:
+    """Bytes of one matrix in chunks, spread 1 / sqrt(row length): activations stay near one."""
+    import numpy as np
+
+    block, spread = _BLOCKS[kind], shape[-1] ** -0.5
+    left = prod(shape) // block.n_weights
+    while left:
+        n_blocks = min(left, _CHUNK_BYTES // block.n_bytes)
+        left -= n_blocks
+        words = rng.integers(0, 1 << 64, -(-n_blocks * block.n_bytes // 8), np.uint64)
+        raw = words.view(np.uint8)[: n_blocks * block.n_bytes]
+        if kind == "F16":
+            yield _as_float16(raw.view(np.uint16), spread).view(np.uint8)
+            continue
+        yield _with_scales(raw.reshape(n_blocks, block.n_bytes), block, spread)
+
+
+def _with_scales(blocks: NDArray[np.uint8], block: _Block, spread: float) -> NDArray[np.uint8]:
+    """Set the scales of random blocks; in place. A random sign keeps the mean at zero."""
+    import numpy as np
+
+    scale = np.float16(spread / block.spread)
+    at = block.scale_at
+    signs = blocks[:, at + 1] & 0x80
+    blocks[:, at : at + 2] = np.array([scale]).view(np.uint8)
+    if block.minimum:
+        blocks[:, at + 2 : at + 4] = np.array([scale * np.float16(block.minimum)]).view(np.uint8)
+    else:
+        blocks[:, at + 1] |= signs
+    return blocks
+
+
+def _as_float16(bits: NDArray[np.uint16], spread: float) -> NDArray[np.uint16]:
+    """Random bits as float16 of one exponent, either sign; in place.
+
+    The magnitudes are even between 2**e and 2**(e + 1), a root mean square of 1.53 * 2**e.
+    """
+    import numpy as np
+
+    exponent = round(np.log2(spread / 1.53))
+    bits &= np.uint16(0x83FF)
+    bits |= np.uint16((exponent + 15) << 10)
+    return bits
