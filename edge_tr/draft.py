@@ -1,0 +1,151 @@
+"""What to propose: a draft tree for the next decode step."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+import numpy as np
+
+from .adjacency import AdjacencyMatrix
+from .errors import ConfigError
+from .kernels import tree as kernels
+from .target import Float32, Int32
+from .tree import TreeTemplate
+
+
+class Draft:
+    """One draft tree and its place in the batch, as arrays that are written in place.
+
+    Attributes
+    ----------
+    n : number of nodes, root included.
+    token, parent, depth, rank : int32[capacity + 1] per node in BFS order; node 0 is the root.
+    slot : int32[capacity + 1]; place of each node in depth-first order, root 0. The row of
+        logits of node i is row ``slot[i]``.
+    lane_first, lane_last : int32[capacity + 1]; lanes ``lane_first <= lane < lane_last``.
+    n_lanes : number of lanes (leaves).
+    """
+
+    def __init__(self, capacity: int) -> None:
+        size = capacity + 1
+        self.capacity = capacity
+        self.n = 1
+        self.n_lanes = 1
+        self.token: Int32 = np.zeros(size, dtype=np.int32)
+        self.parent: Int32 = np.full(size, -1, dtype=np.int32)
+        self.depth: Int32 = np.zeros(size, dtype=np.int32)
+        self.rank: Int32 = np.zeros(size, dtype=np.int32)
+        self.slot: Int32 = np.zeros(size, dtype=np.int32)
+        self.lane_first: Int32 = np.zeros(size, dtype=np.int32)
+        self.lane_last: Int32 = np.ones(size, dtype=np.int32)
+        self.all_nodes: Int32 = np.arange(size, dtype=np.int32)
+        self._scratch: Int32 = np.zeros((2, size), dtype=np.int32)
+
+    def reset(self, root: int) -> None:
+        """Make it the tree that drafts nothing."""
+        self.n = 1
+        self.token[0] = root
+
+    def plan(self) -> None:
+        """Number the slots and lanes of the nodes that are there."""
+        self.n_lanes = int(
+            kernels.plan_batch(
+                self.parent, self.n, self.slot, self.lane_first, self.lane_last, self._scratch
+            )
+        )
+
+
+class Drafter(Protocol):
+    """Proposes draft trees and learns from each verify step."""
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes below the root that ``propose`` may fill."""
+
+    @property
+    def max_lanes(self) -> int:
+        """Most lanes of a tree that ``propose`` may fill."""
+
+    @property
+    def k(self) -> int:
+        """How many best tokens of each node ``learn`` wants."""
+
+    def begin(self, tokens: Int32) -> None:
+        """A prompt was read: int32[n], the whole committed sequence."""
+
+    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
+        """Fill ``draft`` below its root with at most so many nodes, no deeper than that."""
+
+    def learn(self, draft: Draft, ids: Int32, values: Float32, accepted: Int32) -> None:
+        """See the outcome of a verify step.
+
+        Parameters
+        ----------
+        ids : int32[n, k]; row ``draft.slot[i]`` holds the best tokens after node i.
+        values : float32[n, k]; their logits.
+        accepted : int32[n_accepted], the nodes of the accepted path below the root.
+        """
+
+
+class RecyclingDrafter:
+    """Token Recycling: the template's tree read off the matrix, all nodes written back.
+
+    Parameters
+    ----------
+    matrix : learned from every step; may be shared by drafters of one thread.
+    template : which tree to draft.
+    update : "all" writes back every node, rejected ones too; "accepted" only the root and the
+        accepted path.
+
+    Raises
+    ------
+    ConfigError : a template of higher rank than the matrix has candidates, another ``update``.
+    """
+
+    def __init__(
+        self,
+        matrix: AdjacencyMatrix,
+        template: TreeTemplate,
+        *,
+        update: Literal["all", "accepted"] = "all",
+    ) -> None:
+        if template.n_ranks > matrix.k:
+            raise ConfigError(
+                f"the tree template uses rank {template.n_ranks - 1}, but a row of the matrix "
+                f"has k = {matrix.k} candidates (ranks 0 to {matrix.k - 1})"
+            )
+        if update not in ("all", "accepted"):
+            raise ConfigError(f'update {update!r} is not allowed; use "all" or "accepted"')
+        self.matrix = matrix
+        self.template = template
+        self.update = update
+        self.max_nodes = template.n_nodes
+        self.max_lanes = template.n_leaves
+        self.k = matrix.k
+        self._node_of: Int32 = np.zeros(template.n_nodes + 1, dtype=np.int32)
+
+    def begin(self, tokens: Int32) -> None:
+        """Nothing to prepare: a matrix is inherited across prompts."""
+
+    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
+        draft.n = int(
+            kernels.fill_tree(
+                self.matrix.rows,
+                self.template.parent,
+                self.template.rank,
+                max_nodes,
+                max_depth,
+                draft.token,
+                draft.parent,
+                draft.depth,
+                draft.rank,
+                self._node_of,
+            )
+        )
+
+    def learn(self, draft: Draft, ids: Int32, values: Float32, accepted: Int32) -> None:
+        if self.update == "all":
+            nodes, n = draft.all_nodes, draft.n
+        else:
+            nodes, n = np.concatenate((draft.all_nodes[:1], accepted)), len(accepted) + 1
+        kernels.recycle(self.matrix.rows, draft.token, draft.slot, nodes, n, ids)

@@ -1,0 +1,79 @@
+"""llama.cpp as a loaded library: one import, its log kept, its functions by name."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import llama_cpp
+from llama_cpp import llama_cpp as lib
+
+logger = logging.getLogger("edge_tr.llama")
+
+_recent: deque[str] = deque(maxlen=20)
+_LEVELS = {1: logging.DEBUG, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+
+
+@lib.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    line = text.decode("utf-8", "replace").rstrip("\n")
+    if level in (2, 3) and line:
+        _recent.append(line)
+    logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
+
+
+def quiet() -> None:
+    """Send llama.cpp's log to the logger ``edge_tr.llama`` from now on, and not to stderr."""
+    if not logger.handlers:
+        logger.addHandler(logging.NullHandler())
+        logger.propagate = False
+    lib.llama_log_set(_on_log, ctypes.c_void_p(0))
+
+
+def log_to_stderr() -> None:
+    """Show llama.cpp's whole log."""
+    logger.addHandler(logging.StreamHandler(sys.stderr))
+    logger.setLevel(logging.DEBUG)
+
+
+def recent_errors() -> str:
+    """The last warnings and errors that llama.cpp logged, for an error message."""
+    return "; ".join(dict.fromkeys(_recent)) or "it gave no reason"
+
+
+def forget_errors() -> None:
+    """Start collecting warnings and errors anew."""
+    _recent.clear()
+
+
+_initialized = False
+
+
+def init_backend() -> None:
+    """Initialise llama.cpp once in this process."""
+    global _initialized
+    if not _initialized:
+        quiet()
+        lib.llama_backend_init()
+        _initialized = True
+
+
+def function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]:
+    """A function of libllama without the conversions of the high-level binding."""
+    prototype = ctypes.CFUNCTYPE(restype, *argtypes)
+    return prototype((name, lib._lib))
+
+
+def system_info() -> str:
+    """llama.cpp's own line about back ends and instruction sets compiled in."""
+    init_backend()
+    return str(lib.llama_print_system_info().decode())
+
+
+def version() -> str:
+    """Version of llama-cpp-python."""
+    return str(llama_cpp.__version__)

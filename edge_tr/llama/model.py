@@ -1,0 +1,154 @@
+"""A GGUF model: load, tokenize, detokenize, describe."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from ..errors import ConfigError, ModelLoadError, ModelUnsupportedError
+from ..gguf_info import GGUFInfo, inspect
+from ..target import Int32
+from .library import forget_errors, init_backend, lib, recent_errors
+
+
+class Model:
+    """An open GGUF model.
+
+    Parameters
+    ----------
+    path : the file, or the first part of a split model.
+    n_gpu_layers : layers to place on the GPU; -1 = all. Without a GPU back end it does nothing.
+    use_mmap : map the file instead of reading it.
+
+    Raises
+    ------
+    ModelFileError, ModelUnsupportedError : before loading, see ``edge_tr.gguf_info.inspect``.
+    ModelLoadError : llama.cpp refused the file or had no memory; the text quotes its log.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str], *, n_gpu_layers: int = 0, use_mmap: bool = True
+    ) -> None:
+        self.path = Path(path)
+        self.info: GGUFInfo = inspect(self.path)
+        if self.info.kind == "unsupported":
+            raise ModelUnsupportedError(self.info.reason)
+        init_backend()
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
+        if not use_mmap:
+            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+        forget_errors()
+        self.pointer: Any = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not self.pointer:
+            raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
+        self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
+        self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
+        self.plain_reason = self._plain_reason()
+
+    def _plain_reason(self) -> str:
+        """Why drafting cannot be used with this model, or an empty text."""
+        if self.info.kind == "plain_only":
+            return str(self.info.reason)
+        if lib.llama_model_is_diffusion(self.pointer):
+            raise ModelUnsupportedError(f"{self.path.name} is a diffusion model")
+        if lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer):
+            return (
+                f"drafting is off: {self.info.architecture} keeps a recurrent state, which "
+                "cannot hold a draft tree"
+            )
+        return ""
+
+    def close(self) -> None:
+        """Free the model; contexts made from it must be closed first."""
+        if self.pointer:
+            lib.llama_model_free(self.pointer)
+            self.pointer = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Int32:
+        """Token ids of a text, int32[n].
+
+        Parameters
+        ----------
+        add_special : put the model's begin-of-text token in front, where it has one.
+        parse_special : read special tokens written in the text as such.
+        """
+        data = text.encode("utf-8", "surrogatepass")
+        size = len(data) + 8
+        while True:
+            buffer = (ctypes.c_int32 * size)()
+            n = lib.llama_tokenize(
+                self.vocab, data, len(data), buffer, size, add_special, parse_special
+            )
+            if n >= 0:
+                return np.array(buffer[:n], dtype=np.int32)
+            if n == -(2**31):
+                raise ConfigError(f"a text of {len(data)} bytes is too long to tokenize")
+            size = -n
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The bytes of one token; they may end in the middle of a character."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
+        """The bytes of several tokens."""
+        return b"".join(self.piece(int(token), special=special) for token in tokens)
+
+    def stop_tokens(self) -> frozenset[int]:
+        """Ids that end a text: end of text, end of turn and their kind."""
+        is_stop = lib.llama_vocab_is_eog
+        return frozenset(t for t in range(self.n_vocab) if is_stop(self.vocab, t))
+
+    def chat_prompt(self, messages: list[dict[str, str]]) -> str | None:
+        """The messages in the model's own chat template, or None where it has none."""
+        template = lib.llama_model_chat_template(self.pointer, None)
+        if not template:
+            return None
+        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+
+        formatter = Jinja2ChatFormatter(
+            template=template.decode("utf-8"),
+            eos_token=self._token_text(lib.llama_vocab_eos(self.vocab)),
+            bos_token=self._token_text(lib.llama_vocab_bos(self.vocab)),
+        )
+        return str(formatter(messages=messages).prompt)
+
+    def _token_text(self, token: int) -> str:
+        if token < 0:
+            return ""
+        return str(lib.llama_vocab_get_text(self.vocab, token).decode("utf-8", "replace"))
+
+    def fingerprint(self) -> str:
+        """Identity of the tokenizer: 32 hex digits from the text and kind of every token."""
+        digest = hashlib.sha256(f"{lib.llama_vocab_type(self.vocab)} {self.n_vocab}".encode())
+        if lib.llama_vocab_type(self.vocab) != lib.LLAMA_VOCAB_TYPE_NONE:
+            text, attr = lib.llama_vocab_get_text, lib.llama_vocab_get_attr
+            for token in range(self.n_vocab):
+                digest.update(text(self.vocab, token))
+                digest.update(b"\0%d" % attr(self.vocab, token))
+        return digest.hexdigest()[:32]

@@ -1,0 +1,229 @@
+"""A llama.cpp context as the target model of the decode loop."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numba import carray, cfunc, types
+
+from ..errors import CancelledError, ConfigError, ContextFullError, DecodeError, ModelLoadError
+from ..target import Batch, Float32
+from ..tree import MAX_LANES
+from .library import forget_errors, function, lib, recent_errors
+from .model import Model
+
+CACHE_TYPES = {
+    "f32": lib.GGML_TYPE_F32,
+    "f16": lib.GGML_TYPE_F16,
+    "bf16": 30,
+    "q8_0": lib.GGML_TYPE_Q8_0,
+    "q4_0": lib.GGML_TYPE_Q4_0,
+    "q4_1": lib.GGML_TYPE_Q4_1,
+    "q5_0": lib.GGML_TYPE_Q5_0,
+    "q5_1": lib.GGML_TYPE_Q5_1,
+}
+"""Types of the KV cache by name."""
+
+_batch_t = lib.llama_batch
+_decode = function("llama_decode", ctypes.c_int32, [ctypes.c_void_p, _batch_t])
+_get_logits = function("llama_get_logits", ctypes.c_void_p, [ctypes.c_void_p])
+_seq_rm = function(
+    "llama_memory_seq_rm",
+    ctypes.c_bool,
+    [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+)
+_seq_cp = function(
+    "llama_memory_seq_cp",
+    None,
+    [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
+)
+
+
+@cfunc(types.boolean(types.voidptr), cache=True)  # type: ignore[untyped-decorator]
+def _abort_callback(flag: Any) -> bool:
+    return bool(carray(flag, 1, np.uint8)[0] != 0)
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """How a context is made; the defaults are those of ``llama_cpp.Llama``, but for n_ctx.
+
+    Attributes
+    ----------
+    n_ctx : cells of the KV cache; llama.cpp rounds up to a multiple of 256. 0 = what the model
+        was trained with.
+    n_batch, n_ubatch : most tokens of one call, and of one graph.
+    n_threads, n_threads_batch : CPU threads for one token and for more. 0 = all cores.
+    flash_attn : flash attention; a quantised V cache needs it.
+    type_k, type_v : type of the KV cache, one of ``CACHE_TYPES``.
+    offload_kqv : keep the KV cache on the GPU.
+    swa_full : full-size cache for sliding-window layers; drafting needs it.
+    n_lanes : lanes for draft trees, one for each leaf; 1 = chains only.
+
+    Raises
+    ------
+    ConfigError : a value outside its range, or a combination that llama.cpp refuses.
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    flash_attn: bool = False
+    type_k: str = "f16"
+    type_v: str = "f16"
+    offload_kqv: bool = True
+    swa_full: bool = True
+    n_lanes: int = 64
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n_ctx", 0, 1 << 24),
+            ("n_batch", 1, 1 << 20),
+            ("n_ubatch", 1, 1 << 20),
+            ("n_threads", 0, 1024),
+            ("n_threads_batch", 0, 1024),
+            ("n_lanes", 1, MAX_LANES),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} {value} is not allowed; it must be {low} to {high}")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                allowed = ", ".join(CACHE_TYPES)
+                raise ConfigError(f"{name} {getattr(self, name)!r} is not one of {allowed}")
+        if not self.flash_attn and self.type_v not in ("f32", "f16", "bf16"):
+            raise ConfigError(
+                f"type_v {self.type_v!r} needs flash attention (flash_attn=True); without it "
+                "the V cache must be f16, bf16 or f32"
+            )
+
+
+class LlamaTarget:
+    """A llama.cpp context behind the ``TargetModel`` protocol.
+
+    Parameters
+    ----------
+    model : an open model.
+    config : see ``ContextConfig``.
+
+    Raises
+    ------
+    ModelLoadError : no memory for the context, or llama.cpp refused the combination.
+    """
+
+    def __init__(self, model: Model, config: ContextConfig) -> None:
+        import os
+
+        n_cores = os.cpu_count() or 1
+        params = lib.llama_context_default_params()
+        params.n_ctx = config.n_ctx or model.n_ctx_train
+        params.n_batch = min(config.n_batch, params.n_ctx)
+        params.n_ubatch = min(config.n_ubatch, params.n_batch)
+        params.n_threads = config.n_threads or n_cores
+        params.n_threads_batch = config.n_threads_batch or n_cores
+        params.flash_attn_type = (
+            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if config.flash_attn
+            else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = CACHE_TYPES[config.type_k]
+        params.type_v = CACHE_TYPES[config.type_v]
+        params.offload_kqv = config.offload_kqv
+        params.swa_full = config.swa_full
+        params.no_perf = True
+        can_draft = not model.plain_reason and (config.swa_full or not model.info.sliding_window)
+        params.n_seq_max = config.n_lanes if can_draft else 1
+        params.kv_unified = True
+        forget_errors()
+        self.model = model
+        self.config = config
+        self.pointer: Any = lib.llama_init_from_model(model.pointer, params)
+        if not self.pointer:
+            raise ModelLoadError(
+                f"llama.cpp could not make a context of {params.n_ctx} tokens for "
+                f"{model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
+            )
+        self.memory: Any = lib.llama_get_memory(self.pointer)
+        self.n_vocab = model.n_vocab
+        self.n_ctx = int(lib.llama_n_ctx(self.pointer))
+        self.n_batch = int(lib.llama_n_batch(self.pointer))
+        self.n_lanes = int(lib.llama_n_seq_max(self.pointer))
+        self._abort_flag = np.zeros(1, dtype=np.uint8)
+        lib.llama_set_abort_callback(
+            self.pointer,
+            ctypes.cast(_abort_callback.address, lib.ggml_abort_callback),
+            ctypes.c_void_p(self._abort_flag.ctypes.data),
+        )
+        self._struct: Any = None
+        self._struct_of: Batch | None = None
+        self._logits: Float32 = np.zeros((0, self.n_vocab), dtype=np.float32)
+        self._logits_address = 0
+
+    def decode(self, batch: Batch) -> Float32:
+        if self._struct_of is not batch:
+            self._struct = _batch_struct(batch)
+            self._struct_of = batch
+        self._struct.n_tokens = batch.n
+        result = _decode(self.pointer, self._struct)
+        if result != 0:
+            raise self._error(result, batch.n)
+        n_rows = int(np.count_nonzero(batch.logits[: batch.n]))
+        if n_rows == 0:
+            return self._logits[:0]
+        address = _get_logits(self.pointer)
+        if address != self._logits_address or n_rows > len(self._logits):
+            buffer = (ctypes.c_float * (n_rows * self.n_vocab)).from_address(address)
+            self._logits = np.frombuffer(buffer, dtype=np.float32).reshape(n_rows, self.n_vocab)
+            self._logits_address = address
+        return self._logits[:n_rows]
+
+    def _error(self, result: int, n_tokens: int) -> DecodeError | CancelledError:
+        if result == 2:
+            return CancelledError("the generation was cancelled")
+        if result == 1:
+            return ContextFullError(f"the context of {self.n_ctx} cells has no room for {n_tokens}")
+        return DecodeError(f"llama_decode returned {result}: {recent_errors()}")
+
+    def seq_rm(self, lane: int, first: int, last: int) -> None:
+        _seq_rm(self.memory, lane, first, last)
+
+    def seq_cp(self, source: int, target: int, first: int, last: int) -> None:
+        _seq_cp(self.memory, source, target, first, last)
+
+    def interrupt(self, on: bool) -> None:
+        self._abort_flag[0] = on
+
+    def close(self) -> None:
+        """Free the context; the target must not be used afterwards."""
+        if self.pointer:
+            lib.llama_free(self.pointer)
+            self.pointer = None
+
+    def __enter__(self) -> LlamaTarget:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _batch_struct(batch: Batch) -> Any:
+    """A llama_batch over the arrays of ``batch``; both must live as long as it is used."""
+    struct = _batch_t()
+    struct.token = batch.token.ctypes.data_as(type(struct.token))
+    struct.embd = None
+    struct.pos = batch.pos.ctypes.data_as(type(struct.pos))
+    struct.n_seq_id = batch.n_lanes.ctypes.data_as(type(struct.n_seq_id))
+    struct.seq_id = batch.lanes.ctypes.data_as(type(struct.seq_id))
+    struct.logits = batch.logits.ctypes.data_as(type(struct.logits))
+    return struct
