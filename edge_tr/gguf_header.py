@@ -7,9 +7,10 @@ arrays are skipped and only their lengths are kept. What llama.cpp refuses is re
 from __future__ import annotations
 
 import mmap
-import os
+import stat
 import struct
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 
 from edge_tr.errors import ModelFileError
@@ -21,6 +22,7 @@ _STRING, _ARRAY = 8, 9
 _VERSIONS = (2, 3)
 _N_DIMENSIONS_MAX = 4
 _KEPT_STRING_BYTES = 4096
+_N_STRINGS_MAX = 1 << 24
 _OTHER_FORMATS = (
     (b"PK\x03\x04", "a zip archive or a PyTorch checkpoint"),
     (b"ggjt", "the older ggjt format, which llama.cpp no longer reads"),
@@ -57,29 +59,26 @@ def read_header(path: Path) -> Header:
     The GGUF specification, and llama.cpp's ``gguf_init_from_reader`` for what it refuses.
     """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode):
+            kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+            raise ModelFileError(f"{path} is {kind}; a model is a .gguf file")
         with path.open("rb") as file:
-            size = os.fstat(file.fileno()).st_size
-            if not path.is_file():
-                raise ModelFileError(f"{path} is not a regular file; a model is a .gguf file")
-            _check_magic(path, file.read(32))
+            _check_start(path, file.read(32))
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Parser(path, data, size).header()
-    except FileNotFoundError:
-        raise ModelFileError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise ModelFileError(f"{path} is a directory; a model is a .gguf file") from None
-    except (struct.error, IndexError):
-        raise ModelFileError(f"{path} is cut short: it ends inside its header") from None
-    except UnicodeDecodeError:
-        raise ModelFileError(f"{path} is damaged: a name in its header is not UTF-8") from None
+                return _Parser(path, data).header()
     except ModelFileError:
         raise
+    except FileNotFoundError:
+        raise ModelFileError(f"{path} does not exist") from None
+    except (struct.error, IndexError, OverflowError):
+        raise ModelFileError(f"{path} is cut short: it ends inside its header") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelFileError(f"{path} cannot be read: {reason}") from error
 
 
-def _check_magic(path: Path, start: bytes) -> None:
+def _check_start(path: Path, start: bytes) -> None:
     if not start:
         raise ModelFileError(f"{path} is empty")
     if start[:4] != b"GGUF"[: len(start)]:
@@ -96,22 +95,26 @@ def _check_magic(path: Path, start: bytes) -> None:
 
 
 class _Parser:
-    """A position in a mapped file; every read past its end raises struct.error or IndexError."""
+    """A position in a mapped file; reads past its end raise what `read_header` catches."""
 
-    def __init__(self, path: Path, data: mmap.mmap, size: int) -> None:
-        self.path, self.data, self.size = path, data, size
+    def __init__(self, path: Path, data: mmap.mmap) -> None:
+        self.path, self.data, self.size = path, data, len(data)
         self.position = 8
         self.scalars: dict[str, int | float | bool | str] = {}
         self.array_lengths: dict[str, int] = {}
+        self.tensors: set[str] = set()
 
     def header(self) -> Header:
         n_tensors, n_keys = self.u64(), self.u64()
         for _ in range(n_keys):
             self.key_value()
-        tensors = [self.tensor() for _ in range(n_tensors)]
-        if len({name for name, _ in tensors}) != n_tensors:
-            raise self.damaged("two tensors have the same name")
-        self.check_data(max((end for _, end in tensors), default=0))
+        alignment = self.scalars.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+            raise self.damaged(f"general.alignment is {alignment!r}, not a power of two")
+        end: int | None = 0
+        for _ in range(n_tensors):
+            end = self.tensor(None if end is None else _padded(end, alignment))
+        self.require_data(_padded(self.position, alignment), end)
         return Header(self.scalars, self.array_lengths, n_tensors, self.size)
 
     def damaged(self, what: str) -> ModelFileError:
@@ -128,11 +131,13 @@ class _Parser:
         return value
 
     def text(self) -> str:
+        """A string; of one too long to be of use here, such as a chat template, only the start."""
         length = self.u64()
         start, self.position = self.position, self.position + length
         if self.position > self.size:
             raise IndexError
-        return bytes(self.data[start : start + min(length, _KEPT_STRING_BYTES)]).decode()
+        kept = self.data[start : start + min(length, _KEPT_STRING_BYTES)]
+        return kept.decode(errors="replace")
 
     def key_value(self) -> None:
         key = self.text()
@@ -142,7 +147,7 @@ class _Parser:
         if kind == _ARRAY:
             self.array_lengths[key] = self.skip_array(key)
         elif kind == _STRING:
-            self.scalars[key] = self.short_text()
+            self.scalars[key] = self.text()
         elif kind in _SCALARS:
             scalar = struct.Struct("<" + _SCALARS[kind])
             self.scalars[key] = scalar.unpack_from(self.data, self.position)[0]
@@ -150,23 +155,16 @@ class _Parser:
         else:
             raise self.damaged(f"key {key!r} has the unknown type {kind}")
 
-    def short_text(self) -> str:
-        """A string value; one too long to be of use here (a chat template) is left empty."""
-        start, length = self.position, self.u64()
-        self.position = start
-        if length <= _KEPT_STRING_BYTES:
-            return self.text()
-        self.skip_strings(1)
-        return ""
-
     def skip_array(self, key: str) -> int:
         kind, length = self.u32(), self.u64()
-        if length > self.size:
-            raise self.damaged(f"key {key!r} promises {length} elements, more than fit the file")
         if kind == _STRING:
+            if length > _N_STRINGS_MAX:
+                raise self.damaged(f"key {key!r} promises {length} strings")
             self.skip_strings(length)
         elif kind in _SCALARS:
             self.position += length * struct.calcsize("<" + _SCALARS[kind])
+            if self.position > self.size:
+                raise IndexError
         else:
             raise self.damaged(f"key {key!r} is an array of the unknown type {kind}")
         return length
@@ -179,31 +177,40 @@ class _Parser:
             raise IndexError
         self.position = position
 
-    def tensor(self) -> tuple[str, int]:
-        """Name of the next tensor and the byte after its data, from the start of all data."""
+    def tensor(self, expected: int | None) -> int | None:
+        """The byte after the next tensor's data, from the start of all data.
+
+        Data lies in the order of the tensors without gaps, so it begins at `expected`. None is a
+        byte that is not known, after a type that the gguf package has not learnt yet.
+        """
         from gguf.constants import GGML_QUANT_SIZES
 
         name = self.text()
+        if name in self.tensors:
+            raise self.damaged(f"tensor {name!r} occurs twice")
+        self.tensors.add(name)
         n_dimensions = self.u32()
         if n_dimensions > _N_DIMENSIONS_MAX:
             raise self.damaged(f"tensor {name!r} has {n_dimensions} dimensions")
         shape = [self.u64() for _ in range(n_dimensions)]
         kind, offset = self.u32(), self.u64()
-        n_elements = 1
-        for extent in shape:
-            n_elements *= extent
-        block, block_bytes = GGML_QUANT_SIZES.get(kind, (1, 0))
+        if offset != (offset if expected is None else expected):
+            raise self.damaged(f"tensor {name!r} is at offset {offset}, expected {expected}")
+        if kind not in GGML_QUANT_SIZES:
+            return None
+        block, block_bytes = GGML_QUANT_SIZES[kind]
         if shape and shape[0] % block:
             raise self.damaged(f"tensor {name!r} has rows of {shape[0]}, no multiple of {block}")
-        return name, offset + n_elements // block * block_bytes
+        return offset + prod(shape) // int(block) * int(block_bytes)
 
-    def check_data(self, data_bytes: int) -> None:
-        alignment = self.scalars.get("general.alignment", 32)
-        if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
-            raise self.damaged(f"general.alignment is {alignment!r}, not a power of two")
-        end = -(-self.position // alignment) * alignment + data_bytes
-        if data_bytes and end > self.size:
+    def require_data(self, start: int, end: int | None) -> None:
+        """Make sure that the file goes on to the byte `end` after `start`."""
+        if end and start + end > self.size:
             raise ModelFileError(
                 f"{self.path} is cut short: it has {self.size} bytes and its header promises "
-                f"{end}; download or copy it again"
+                f"{start + end}; download or copy it again"
             )
+
+
+def _padded(position: int, alignment: int) -> int:
+    return -(-position // alignment) * alignment

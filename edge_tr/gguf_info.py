@@ -114,11 +114,11 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     """
     first = Path(path)
     header = read_header(first)
+    n_split = max(_integer(header, "split.count"), 1)
+    headers = [header, *_other_parts(first, header, n_split)]
     architecture = header.scalars.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
         raise ModelFileError(f"{first} does not say its architecture; it is not a whole model")
-    n_split = max(_integer(header, "split.count"), 1)
-    headers = [header, *_other_parts(first, header, n_split)]
     _check_model(first, headers)
     kind, reason = _classify(architecture, header)
     return GGUFInfo(
