@@ -70,6 +70,19 @@ class Drafter(Protocol):
     def k(self) -> int:
         """How many best tokens of each node ``learn`` wants."""
 
+    @property
+    def harvest(self) -> bool:
+        """Whether ``learn_prompt`` wants the rows of the prompt; they cost prefill time."""
+
+    def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
+        """See what the target model expected after each token of a part of the prompt.
+
+        Parameters
+        ----------
+        tokens : int32[n], neighbours in the prompt, in order.
+        ids, values : int32[n, k] and float32[n, k]; the best tokens after each, best first.
+        """
+
     def begin(self, tokens: Int32) -> None:
         """A prompt was read: int32[n], the whole committed sequence."""
 
@@ -96,6 +109,7 @@ class RecyclingDrafter:
     template : which tree to draft.
     update : "all" writes back every node, rejected ones too; "accepted" only the root and the
         accepted path.
+    harvest : fill rows from the prompt's own logits too.
 
     Raises
     ------
@@ -108,6 +122,7 @@ class RecyclingDrafter:
         template: TreeTemplate,
         *,
         update: Literal["all", "accepted"] = "all",
+        harvest: bool = False,
     ) -> None:
         if template.n_ranks > matrix.k:
             raise ConfigError(
@@ -119,10 +134,15 @@ class RecyclingDrafter:
         self.matrix = matrix
         self.template = template
         self.update = update
+        self.harvest = harvest
         self.max_nodes = template.n_nodes
         self.max_lanes = template.n_leaves
         self.k = matrix.k
         self._node_of: Int32 = np.zeros(template.n_nodes + 1, dtype=np.int32)
+
+    def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
+        order = np.arange(len(tokens), dtype=np.int32)
+        kernels.recycle(self.matrix.rows, tokens, order, order, len(tokens), ids)
 
     def begin(self, tokens: Int32) -> None:
         """Nothing to prepare: a matrix is inherited across prompts."""

@@ -18,6 +18,9 @@ from .stats import Stats
 from .target import Batch, Float32, Int32, TargetModel
 from .topk import TopK
 
+_MAX_PREFILL_LOGITS = 1 << 25
+"""Most logits that one batch of a prompt may return (128 MiB)."""
+
 
 class Decoder:
     """Generates tokens from a target model, drafted or plain; the tokens are the same.
@@ -186,16 +189,21 @@ class Decoder:
                 raise CancelledError("the generation was cancelled")
             chunk = prompt[n_past : n_past + self.target.n_batch]
             last = n_past + len(chunk) == len(prompt)
-            self._batch.set_chain(chunk, n_past, want_rows=int(last))
+            n_rows = int(last)
+            if self.drafter is not None and self.drafter.harvest:
+                n_rows = min(len(chunk), max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab))
+            self._batch.set_chain(chunk, n_past, want_rows=n_rows)
             logits = self.target.decode(self._batch)
             self._lanes.extend(len(chunk))
+            if self.drafter is not None and self.drafter.harvest:
+                self.drafter.learn_prompt(chunk[len(chunk) - n_rows :], *self._topk(logits))
             n_past += len(chunk)
             if last:
                 break
         self._n_tokens = len(prompt)
         self._draft.reset(int(prompt[-1]))
         self._draft.plan()
-        return logits, len(chunk)
+        return logits[-1:], len(chunk)
 
     def _step(
         self, sampler: Sampler | None, stop_tokens: Collection[int], budget: int, stats: Stats
@@ -292,9 +300,7 @@ class Decoder:
     ) -> tuple[list[int], Int32]:
         draft = self._draft
         n = int(
-            kernels.walk_greedy(
-                draft.token, draft.parent, draft.slot, draft.n, ids, self._accepted
-            )
+            kernels.walk_greedy(draft.token, draft.parent, draft.slot, draft.n, ids, self._accepted)
         )
         path = self._accepted[:n]
         if ids[: draft.n, 0].min() < 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 
@@ -60,7 +61,7 @@ class TopK:
             edges = [n_rows * part // n_parts for part in range(n_parts + 1)]
             parts = [
                 self._pool.submit(topk_rows, logits, first, last, self._ids, self._values)
-                for first, last in zip(edges[1:], edges[2:], strict=False)
+                for first, last in pairwise(edges[1:])
             ]
             topk_rows(logits, 0, edges[1], self._ids, self._values)
             for part in parts:

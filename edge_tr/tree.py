@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -48,7 +49,7 @@ class TreeTemplate:
         ordered = sorted((_check_path(path) for path in paths), key=lambda p: (len(p), p))
         index = {(): 0} | {path: i + 1 for i, path in enumerate(ordered)}
         if len(index) != len(ordered) + 1:
-            repeated = next(a for a, b in zip(ordered, ordered[1:], strict=False) if a == b)
+            repeated = next(a for a, b in pairwise(ordered) if a == b)
             raise ConfigError(f"path {list(repeated)} stands twice in the tree template")
         for path in ordered:
             if path[:-1] not in index:
@@ -109,7 +110,7 @@ _PAPER_CHILDREN: dict[Path, int] = {
     **{(rank,): n for rank, n in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
     **{(0, rank): n for rank, n in enumerate((8, 3, 2, 1, 1, 1, 1, 1))},
     (1, 0): 2,
-    **{(rank, rank2): 1 for rank, rank2 in ((1, 1), (2, 0), (3, 0), (4, 0), (5, 0))},
+    **dict.fromkeys(((1, 1), (2, 0), (3, 0), (4, 0), (5, 0)), 1),
     (0, 0, 0): 5,
     (0, 0, 1): 2,
     **{(0, 0, rank): 1 for rank in (2, 3, 4)},

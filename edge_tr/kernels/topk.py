@@ -11,9 +11,7 @@ Array = np.ndarray[Any, Any]
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def topk_rows(
-    logits: Array, first: int, last: int, ids: Array, values: Array
-) -> None:
+def topk_rows(logits: Array, first: int, last: int, ids: Array, values: Array) -> None:
     """Write the k largest entries of rows ``first`` to ``last - 1``, best first.
 
     A row is scanned in blocks; a block is looked at closely only when one of its entries

@@ -114,7 +114,7 @@ def plan_batch(
         lane_last[i] = n_leaves[p]
         n_below[i] = slot[i] + 1
         n_leaves[i] = lane_first[i]
-    return n_lanes
+    return int(n_lanes)
 
 
 @njit(cache=True, nogil=True)

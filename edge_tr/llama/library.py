@@ -12,6 +12,8 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as lib
 
+__all__ = ["forget_errors", "function", "init_backend", "lib", "log_to_stderr", "recent_errors"]
+
 logger = logging.getLogger("edge_tr.llama")
 
 _recent: deque[str] = deque(maxlen=20)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,7 +20,7 @@ from .model import Model
 CACHE_TYPES = {
     "f32": lib.GGML_TYPE_F32,
     "f16": lib.GGML_TYPE_F16,
-    "bf16": 30,
+    "bf16": 30,  # GGML_TYPE_BF16; the binding has no name for it
     "q8_0": lib.GGML_TYPE_Q8_0,
     "q4_0": lib.GGML_TYPE_Q4_0,
     "q4_1": lib.GGML_TYPE_Q4_1,
@@ -112,14 +113,16 @@ class LlamaTarget:
     model : an open model.
     config : see ``ContextConfig``.
 
+    Attributes
+    ----------
+    plain_reason : why this context cannot verify drafts, or an empty text.
+
     Raises
     ------
     ModelLoadError : no memory for the context, or llama.cpp refused the combination.
     """
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
-        import os
-
         n_cores = os.cpu_count() or 1
         params = lib.llama_context_default_params()
         params.n_ctx = config.n_ctx or model.n_ctx_train
@@ -137,8 +140,12 @@ class LlamaTarget:
         params.offload_kqv = config.offload_kqv
         params.swa_full = config.swa_full
         params.no_perf = True
-        can_draft = not model.plain_reason and (config.swa_full or not model.info.sliding_window)
-        params.n_seq_max = config.n_lanes if can_draft else 1
+        self.plain_reason = model.plain_reason
+        if model.info.sliding_window and not config.swa_full:
+            self.plain_reason = (
+                "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
+            )
+        params.n_seq_max = 1 if self.plain_reason else config.n_lanes
         params.kv_unified = True
         forget_errors()
         self.model = model

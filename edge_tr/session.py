@@ -1,0 +1,195 @@
+"""An open model that answers prompts: model, context, matrix and decoder in one object."""
+
+from __future__ import annotations
+
+import codecs
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+
+from . import store
+from .adjacency import AdjacencyMatrix
+from .config import DraftConfig, SamplingConfig
+from .draft import RecyclingDrafter
+from .errors import MatrixFileError
+from .generate import Decoder
+from .llama.model import Model
+from .llama.sampler import LlamaSampler
+from .llama.target import ContextConfig, LlamaTarget
+from .probe import WidthProbe, probe_widths
+from .stats import Stats
+from .target import Int32
+from .tree import TreeTemplate
+
+DEFAULT_TREE = TreeTemplate([(0,), (1,), (0, 0)])
+
+
+class Session:
+    """A model opened for text generation.
+
+    Parameters
+    ----------
+    path : the GGUF file.
+    context, draft : see ``ContextConfig`` and ``DraftConfig``.
+    n_gpu_layers : layers on the GPU, -1 = all.
+
+    Attributes
+    ----------
+    notices : lines worth telling the user: why drafting is off, why a matrix was not loaded.
+    probe : outcome of the width probe, made only for ``exact``.
+
+    Raises
+    ------
+    ModelError and its kinds : the model cannot be opened.
+    ConfigError : a value that is not allowed.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        context: ContextConfig | None = None,
+        draft: DraftConfig | None = None,
+        n_gpu_layers: int = 0,
+    ) -> None:
+        self.draft = draft or DraftConfig()
+        self.notices: list[str] = []
+        self.probe: WidthProbe | None = None
+        self.model = Model(path, n_gpu_layers=n_gpu_layers)
+        try:
+            self.target = LlamaTarget(self.model, context or ContextConfig())
+        except BaseException:
+            self.model.close()
+            raise
+        try:
+            self._fingerprint = self.model.fingerprint()
+            self.matrix = self._start_matrix()
+            self.decoder = self._make_decoder()
+            self.stop_tokens = self.model.stop_tokens()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def stats(self) -> Stats:
+        """Counts and seconds of the last generation."""
+        return self.decoder.stats
+
+    @property
+    def matrix_path(self) -> Path:
+        """File of the adjacency matrix."""
+        return self.draft.matrix_path or store.default_path(self._fingerprint, self.draft.k)
+
+    def _start_matrix(self) -> AdjacencyMatrix:
+        config = self.draft
+        if config.start == "random":
+            return AdjacencyMatrix.random(self.model.n_vocab, config.k)
+        if config.start == "inherited" and self.matrix_path.exists():
+            try:
+                return store.load(self.matrix_path, self._fingerprint, config.k)
+            except MatrixFileError as error:
+                if config.matrix_path is not None:
+                    raise
+                self.notices.append(f"starting with an empty matrix: {error}")
+        return AdjacencyMatrix(self.model.n_vocab, config.k)
+
+    def _make_decoder(self) -> Decoder:
+        config = self.draft
+        reason = self.target.plain_reason
+        if config.speculative == "off" or reason:
+            if reason and config.speculative != "off":
+                self.notices.append(reason)
+            return Decoder(self.target)
+        max_width = None
+        if config.exact:
+            self.probe = probe_widths(self.target)
+            max_width = self.probe.tree_width
+            if max_width < 2:
+                self.notices.append(
+                    "drafting is off: no batch width is bit-equal to one-token decoding with "
+                    "this model, build and configuration"
+                )
+                return Decoder(self.target)
+        tree = config.speculative
+        template = tree if isinstance(tree, TreeTemplate) else DEFAULT_TREE
+        drafter = RecyclingDrafter(
+            self.matrix, template, update=config.update, harvest=config.harvest and not config.exact
+        )
+        n_threads = min(4, os.cpu_count() or 1)
+        return Decoder(self.target, drafter, max_width=max_width, n_threads=n_threads)
+
+    def prompt_tokens(self, text: str, *, chat: bool = True) -> Int32:
+        """Token ids of a prompt, int32[n].
+
+        Parameters
+        ----------
+        text : what the user wrote.
+        chat : wrap it in the model's chat template as one user message; a model without a
+            template gets the plain text.
+        """
+        if chat:
+            wrapped = self.model.chat_prompt([{"role": "user", "content": text}])
+            if wrapped is not None:
+                return self.model.tokenize(wrapped, add_special=False)
+        return self.model.tokenize(text, parse_special=False)
+
+    def stream(
+        self,
+        prompt: Sequence[int] | Int32,
+        *,
+        max_tokens: int | None = None,
+        sampling: SamplingConfig | None = None,
+    ) -> Iterator[str]:
+        """Generate and yield the text of each step; a character is never cut in two.
+
+        Raises
+        ------
+        ConfigError, PromptTooLongError, DecodeError, CancelledError : see ``Decoder.generate``.
+        """
+        sampling = sampling or SamplingConfig()
+        sampler = None if sampling.greedy else LlamaSampler(self.target, sampling)
+        steps = self.decoder.generate(
+            prompt, max_tokens=max_tokens, sampler=sampler, stop_tokens=self.stop_tokens
+        )
+        return self._texts(steps)
+
+    def _texts(self, steps: Iterator[list[int]]) -> Iterator[str]:
+        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        for tokens in steps:
+            text = decode(self.model.detokenize(tokens))
+            if text:
+                yield text
+        rest = decode(b"", True)
+        if rest:
+            yield rest
+
+    def cancel(self) -> None:
+        """Make the running generation raise CancelledError soon; from any thread."""
+        self.decoder.cancel()
+
+    def save_matrix(self) -> Path:
+        """Save the adjacency matrix to its file.
+
+        Raises
+        ------
+        MatrixFileError : the file cannot be written; an older one is left as it was.
+        """
+        store.save(self.matrix_path, self.matrix, self._fingerprint)
+        return self.matrix_path
+
+    def close(self) -> None:
+        """Free the context and the model."""
+        self.target.close()
+        self.model.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
