@@ -157,28 +157,31 @@ def _other_parts(first: Path, header: Header, n_split: int) -> list[Header]:
     if n_split == 1:
         return []
     number = _integer(header, "split.no")
-    suffix = f"-{number + 1:05d}-of-{n_split:05d}.gguf"
-    if not first.name.endswith(suffix):
+    if not first.name.endswith(_suffix(number, n_split)):
         raise ModelFileError(
             f"{first} is part {number + 1} of {n_split} of a split model and must be named "
-            f"...{suffix}, since llama.cpp finds the other parts by name"
+            f"...{_suffix(number, n_split)}, since llama.cpp finds the other parts by name"
         )
-    prefix = first.name.removesuffix(suffix)
-    names = [first.with_name(f"{prefix}-{i + 1:05d}-of-{n_split:05d}.gguf") for i in range(n_split)]
+    prefix = first.name.removesuffix(_suffix(number, n_split))
     if number != 0:
         raise ModelFileError(
             f"{first} is part {number + 1} of {n_split} of a split model; give the first part, "
-            f"{names[0]}"
+            f"{first.with_name(prefix + _suffix(0, n_split))}"
         )
     parts = []
-    for i, name in enumerate(names[1:], start=1):
-        if not name.exists():
-            raise ModelFileError(f"{first} is split into {n_split} files and {name} is missing")
-        part = read_header(name)
+    for i in range(1, n_split):
+        path = first.with_name(prefix + _suffix(i, n_split))
+        if not path.exists():
+            raise ModelFileError(f"{first} is split into {n_split} files and {path} is missing")
+        part = read_header(path)
         if _integer(part, "split.no") != i or _integer(part, "split.count") != n_split:
-            raise ModelFileError(f"{name} is not part {i + 1} of {n_split}, as its name says")
+            raise ModelFileError(f"{path} is not part {i + 1} of {n_split}, as its name says")
         parts.append(part)
     return parts
+
+
+def _suffix(number: int, n_split: int) -> str:
+    return f"-{number + 1:05d}-of-{n_split:05d}.gguf"
 
 
 def _check_model(first: Path, headers: list[Header]) -> None:
