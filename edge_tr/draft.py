@@ -89,7 +89,9 @@ class Drafter(Protocol):
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         """Fill ``draft`` below its root with at most so many nodes, no deeper than that."""
 
-    def learn(self, draft: Draft, ids: Int32, values: Float32, accepted: Int32) -> None:
+    def learn(
+        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
+    ) -> None:
         """See the outcome of a verify step.
 
         Parameters
@@ -97,6 +99,7 @@ class Drafter(Protocol):
         ids : int32[n, k]; row ``draft.slot[i]`` holds the best tokens after node i.
         values : float32[n, k]; their logits.
         accepted : int32[n_accepted], the nodes of the accepted path below the root.
+        emitted : the tokens of the accepted path and the bonus token.
         """
 
 
@@ -163,7 +166,9 @@ class RecyclingDrafter:
             )
         )
 
-    def learn(self, draft: Draft, ids: Int32, values: Float32, accepted: Int32) -> None:
+    def learn(
+        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
+    ) -> None:
         if self.update == "all":
             nodes, n = draft.all_nodes, draft.n
         else:

@@ -288,7 +288,7 @@ class Decoder:
             self._lanes.commit(n_front, draft, accepted, self._costs.token_s())
         t3 = perf_counter()
         if self.drafter is not None:
-            self.drafter.learn(draft, ids, values, accepted)
+            self.drafter.learn(draft, ids, values, accepted, emitted)
         stats.topk_s += t1 - t0
         stats.sample_s += t2 - t1
         stats.lanes_s += t3 - t2
