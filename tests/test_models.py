@@ -252,6 +252,18 @@ def test_a_disk_that_refuses(
     assert list(cache.iterdir()) == []
 
 
+def test_a_file_that_another_process_made_and_has_open(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = models.path("tiny-llama")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError(errno.EACCES, "in use")
+
+    monkeypatch.setattr(os, "replace", refuse)
+    assert models.make("tiny-llama") == path
+
+
 def test_a_cache_directory_that_cannot_be_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

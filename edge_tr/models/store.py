@@ -81,13 +81,22 @@ def make(name: str, target: Path | None = None, progress: Progress = _quiet) -> 
         with tempfile.TemporaryDirectory(prefix=f".{entry.name}-", dir=target.parent) as scratch:
             whole = Path(scratch) / target.name
             _write(entry, whole, Path(scratch), progress)
-            os.replace(whole, target)
+            _put(whole, target, entry)
     except ModelError:
         raise
     except OSError as error:
         raise ModelFileError(_explain(entry, target, error)) from error
     progress(f"{entry.name} is ready: {target}")
     return target
+
+
+def _put(whole: Path, target: Path, entry: Entry) -> None:
+    try:
+        os.replace(whole, target)
+    except PermissionError:
+        # Windows: another process has made the same file meanwhile and has it open
+        if target != entry.file or not _is_whole(entry):
+            raise
 
 
 def _is_whole(entry: Entry) -> bool:
@@ -101,13 +110,13 @@ def _is_whole(entry: Entry) -> bool:
 def _write(entry: Entry, whole: Path, scratch: Path, progress: Progress) -> None:
     if entry.kind == "shipped":
         largest = max(piece.size_bytes for piece in entry.pieces)
-        require_room(scratch, entry.size_bytes + largest, entry.name)
+        require_room(scratch.parent, entry.size_bytes + largest, entry.name)
         fetch(entry, whole, scratch, progress)
     elif entry.kind == "quantised":
         from edge_tr.llama.quantize import quantize
 
         source = path(entry.source, progress)
-        require_room(scratch, entry.size_bytes, entry.name)
+        require_room(scratch.parent, entry.size_bytes, entry.name)
         progress(f"requantising {entry.source} to make {entry.name}")
         quantize(source, whole, entry.name.split("-")[1])
     elif entry.kind == "tiny":
