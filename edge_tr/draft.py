@@ -59,6 +59,10 @@ class Drafter(Protocol):
     """Proposes draft trees and learns from each verify step."""
 
     @property
+    def n_vocab(self) -> int:
+        """Size of the vocabulary it was made for; the target's must be the same."""
+
+    @property
     def max_nodes(self) -> int:
         """Most nodes below the root that ``propose`` may fill."""
 
@@ -138,6 +142,7 @@ class RecyclingDrafter:
         self.template = template
         self.update = update
         self.harvest = harvest
+        self.n_vocab = matrix.n_vocab
         self.max_nodes = template.n_nodes
         self.max_lanes = template.n_leaves
         self.k = matrix.k

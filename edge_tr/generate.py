@@ -30,7 +30,7 @@ class Decoder:
 
     Parameters
     ----------
-    target : the model.
+    target : the model; its cache belongs to this decoder until another one is made for it.
     drafter : proposes a tree for each step; None decodes plainly.
     max_width : most tokens in one decode step; the widths that the width probe found bit-equal
         make the text exact. None allows what the target's batch allows.
@@ -38,7 +38,8 @@ class Decoder:
 
     Raises
     ------
-    ConfigError : the drafter's tree has more leaves than the target has lanes, or a value is
+    ConfigError : the drafter does not fit the target: its tree has more leaves than there are
+        lanes, it was made for another vocabulary, or the target cannot rewind; or a value is
         out of range.
     """
 
@@ -52,11 +53,8 @@ class Decoder:
     ) -> None:
         if max_width is not None and max_width < 1:
             raise ConfigError(f"max_width {max_width} is not allowed; it must be 1 or more")
-        if drafter is not None and drafter.max_lanes > target.n_lanes:
-            raise ConfigError(
-                f"the draft tree needs {drafter.max_lanes} lanes, one for each leaf; the context "
-                f"has {target.n_lanes}"
-            )
+        if drafter is not None:
+            _check_fit(drafter, target)
         self.target = target
         self.drafter = drafter
         self.stats = Stats()
@@ -117,9 +115,11 @@ class Decoder:
         return self._run(self.stats, tokens, budget, sampler, stop_tokens)
 
     def _check_prompt(self, prompt: Sequence[int] | Int32) -> Int32:
-        wide = np.asarray(prompt, dtype=np.int64)
+        wide = np.asarray(prompt)
         if wide.ndim != 1 or len(wide) == 0:
-            raise ConfigError("the prompt has no tokens; give at least one")
+            raise ConfigError("the prompt has no tokens; give a list of at least one token id")
+        if wide.dtype.kind not in "iu":
+            raise ConfigError("a prompt is a list of token ids; this one holds something else")
         wrong = wide[(wide < 0) | (wide >= self.target.n_vocab)]
         if len(wrong):
             raise ConfigError(
@@ -142,27 +142,35 @@ class Decoder:
     ) -> Iterator[list[int]]:
         if budget == 0:
             return
+        self._check_running(stats)
         started = perf_counter()
         with self._recovering():
             logits, n_front = self._prefill(prompt, stats)
             if self.drafter is not None:
                 self.drafter.begin(prompt)
             emitted = self._verify(logits, n_front, sampler, stop_tokens, 1, stats)
+            self._append(emitted)
         stats.prefill_s = stats.total_s = perf_counter() - started
         while True:
-            self._tokens[self._n_tokens : self._n_tokens + len(emitted)] = emitted
-            self._n_tokens += len(emitted)
             stats.n_tokens += len(emitted)
             budget -= len(emitted)
             yield emitted
             if budget == 0 or emitted[-1] in stop_tokens:
                 return
-            if self._running is not stats:
-                raise DecodeError("another generation was started on the same object")
+            self._check_running(stats)
             started = perf_counter()
             with self._recovering():
                 emitted = self._step(sampler, stop_tokens, budget, stats)
+                self._append(emitted)
             stats.total_s += perf_counter() - started
+
+    def _check_running(self, stats: Stats) -> None:
+        if self._running is not stats:
+            raise DecodeError("another generation was started on the same object")
+
+    def _append(self, emitted: list[int]) -> None:
+        self._tokens[self._n_tokens : self._n_tokens + len(emitted)] = emitted
+        self._n_tokens += len(emitted)
 
     @contextmanager
     def _recovering(self) -> Iterator[None]:
@@ -181,7 +189,7 @@ class Decoder:
         differs = np.flatnonzero(prompt[:n_same] != self._tokens[:n_same])
         n_past = int(differs[0]) if len(differs) else n_same
         self._n_tokens = 0
-        self._lanes.rewind(n_past)
+        n_past = self._lanes.rewind(n_past)
         self._tokens[: len(prompt)] = prompt
         stats.n_reused = n_past
         while True:
@@ -303,14 +311,14 @@ class Decoder:
             kernels.walk_greedy(draft.token, draft.parent, draft.slot, draft.n, ids, self._accepted)
         )
         path = self._accepted[:n]
-        if ids[: draft.n, 0].min() < 0:
-            raise DecodeError("the model returned a row without a single finite logit")
         emitted: list[int] = draft.token[path].tolist()
         emitted.append(int(ids[draft.slot[path[-1]] if n else 0, 0]))
         for i, token in enumerate(emitted[:budget]):
             if token in stop_tokens:
                 budget = i + 1
                 break
+        if emitted[:budget][-1] < 0:
+            raise DecodeError("the model returned a row without a single finite logit")
         return emitted[:budget], path[: budget - 1]
 
     def _walk_sampled(
@@ -326,7 +334,7 @@ class Decoder:
         emitted: list[int] = []
         while True:
             slot = int(draft.slot[node])
-            token = sampler.sample(n_front - 1 + slot, logits[slot])
+            token = int(sampler.sample(n_front - 1 + slot, logits[slot]))
             emitted.append(token)
             if token in stop_tokens or len(emitted) == budget:
                 break
@@ -336,3 +344,18 @@ class Decoder:
             self._accepted[n] = node
             n += 1
         return emitted, self._accepted[:n]
+
+
+def _check_fit(drafter: Drafter, target: TargetModel) -> None:
+    if not target.can_rewind:
+        raise ConfigError("the target cannot take rejected tokens back, so nothing can be drafted")
+    if drafter.n_vocab != target.n_vocab:
+        raise ConfigError(
+            f"the drafter was made for a vocabulary of {drafter.n_vocab} tokens; the target has "
+            f"{target.n_vocab}"
+        )
+    if drafter.max_lanes > target.n_lanes:
+        raise ConfigError(
+            f"the draft tree needs {drafter.max_lanes} lanes, one for each leaf; the context "
+            f"has {target.n_lanes}"
+        )

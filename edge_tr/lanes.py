@@ -28,14 +28,21 @@ class LaneCache:
         self.call_s = 1e-5
         self._end = [0] * target.n_lanes
 
-    def rewind(self, n_past: int) -> None:
-        """Drop every cell at position ``n_past`` and later."""
+    def rewind(self, n_past: int) -> int:
+        """Drop every cell at position ``n_past`` and later; the number of cells that remain,
+        0 where the target had to rewind and cannot."""
+        if not self._target.can_rewind and n_past < self.n_past:
+            n_past = 0
         self.n_past = n_past
-        self._target.seq_rm(-1, n_past, -1)
+        if self._target.can_rewind or n_past == 0:
+            self._target.seq_rm(-1, n_past, -1)
         self._end = [min(end, n_past) for end in self._end]
+        return n_past
 
     def recover(self, n_past: int) -> None:
-        """Return to ``n_past`` from an unknown state, after an error in the middle of a step."""
+        """Return to ``n_past`` from an unknown state, after an error in the middle of a step;
+        to nothing where the target cannot rewind."""
+        n_past = n_past if self._target.can_rewind else 0
         self._target.seq_rm(-1, n_past, -1)
         for lane in range(1, len(self._end)):
             self._target.seq_rm(lane, 0, -1)
@@ -92,6 +99,7 @@ class LaneCache:
         return n_kept
 
     def _best_kept(self, draft: Draft, accepted: Int32, token_s: float) -> int:
+        token_s = min(token_s, 1e9)  # infinite times no token is not a number
         best, best_s = 0, len(accepted) * token_s
         for i, node in enumerate(accepted):
             if draft.slot[node] != i + 1:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, DecodeError
 from .target import Float32
 
 
@@ -40,5 +40,8 @@ class TemperatureSampler:
 
     def sample(self, batch_index: int, logits: Float32) -> int:
         scaled = logits.astype(np.float64) / self._temperature
-        cumulated = np.cumsum(np.exp(scaled - scaled.max()))
+        highest = scaled.max()
+        if not np.isfinite(highest):
+            raise DecodeError(f"the model returned a row whose highest logit is {highest}")
+        cumulated = np.cumsum(np.exp(scaled - highest))
         return int(np.searchsorted(cumulated, self._rng.random() * cumulated[-1], side="right"))

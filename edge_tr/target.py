@@ -72,6 +72,11 @@ class TargetModel(Protocol):
     def n_lanes(self) -> int:
         """Number of lanes; 1 means that only chains can be verified."""
 
+    @property
+    def can_rewind(self) -> bool:
+        """Whether the last cells can be dropped. A recurrent state cannot give up its last
+        tokens: it is only dropped whole, by ``seq_rm(-1, 0, -1)``, and nothing is drafted."""
+
     def decode(self, batch: Batch) -> Float32:
         """Run the batch; float32[n_rows, n_vocab], valid until the next call, not written.
 

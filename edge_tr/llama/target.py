@@ -37,6 +37,7 @@ _seq_rm = function(
     ctypes.c_bool,
     [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32],
 )
+_clear = function("llama_memory_clear", None, [ctypes.c_void_p, ctypes.c_bool])
 _seq_cp = function(
     "llama_memory_seq_cp",
     None,
@@ -161,6 +162,7 @@ class LlamaTarget:
         self.n_ctx = int(lib.llama_n_ctx(self.pointer))
         self.n_batch = int(lib.llama_n_batch(self.pointer))
         self.n_lanes = int(lib.llama_n_seq_max(self.pointer))
+        self.can_rewind = not self.plain_reason
         self._abort_flag = np.zeros(1, dtype=np.uint8)
         lib.llama_set_abort_callback(
             self.pointer,
@@ -173,6 +175,8 @@ class LlamaTarget:
         self._logits_address = 0
 
     def decode(self, batch: Batch) -> Float32:
+        if not self.pointer:
+            raise DecodeError("the context is closed")
         if self._struct_of is not batch:
             self._struct = _batch_struct(batch)
             self._struct_of = batch
@@ -198,7 +202,10 @@ class LlamaTarget:
         return DecodeError(f"llama_decode returned {result}: {recent_errors()}")
 
     def seq_rm(self, lane: int, first: int, last: int) -> None:
-        _seq_rm(self.memory, lane, first, last)
+        if lane < 0 and first == 0 and last < 0:
+            _clear(self.memory, False)
+        elif not _seq_rm(self.memory, lane, first, last):
+            raise DecodeError(f"llama.cpp cannot drop cells {first} to {last} of lane {lane}")
 
     def seq_cp(self, source: int, target: int, first: int, last: int) -> None:
         _seq_cp(self.memory, source, target, first, last)
@@ -210,7 +217,7 @@ class LlamaTarget:
         """Free the context; the target must not be used afterwards."""
         if self.pointer:
             lib.llama_free(self.pointer)
-            self.pointer = None
+            self.pointer = self.memory = None
 
     def __enter__(self) -> LlamaTarget:
         return self
