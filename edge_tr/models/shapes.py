@@ -7,6 +7,7 @@ is written as fast as the disk takes it and needs a few dozen MB of memory.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -131,20 +132,17 @@ def write_shape(path: Path, size: str, quantisation: str, seed: int = 0) -> Path
         # float32 only keeps the shape from being read as one of bytes; `raw` is what counts
         dtype = np.dtype(np.float32)
         writer.add_tensor_info(name, shape, dtype, _n_bytes(shape, kind), raw)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_ti_data_to_file()
-    (out,) = writer.fout
     rng = np.random.default_rng(seed)
-    for name, shape, kind in plan:
+    with closing(writer):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        (out,) = writer.fout
+        for name, shape, kind in plan:
+            writer.write_padding(out, out.tell())
+            for chunk in _tensor(rng, name, shape, kind):
+                chunk.tofile(out)
         writer.write_padding(out, out.tell())
-        if kind == "F32":
-            np.full(shape, name.endswith("norm.weight"), np.float32).tofile(out)
-            continue
-        for chunk in _random_weights(rng, shape, kind):
-            chunk.tofile(out)
-    writer.write_padding(out, out.tell())
-    writer.close()
     return path
 
 
@@ -208,12 +206,18 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_tokenizer_model("no_vocab")
 
 
-def _random_weights(
-    rng: np.random.Generator, shape: tuple[int, ...], kind: str
-) -> Iterator[NDArray[np.uint8]]:
-    """Bytes of one matrix in chunks, spread 1 / sqrt(row length): activations stay near one."""
+def _tensor(
+    rng: np.random.Generator, name: str, shape: tuple[int, ...], kind: str
+) -> Iterator[NDArray[np.generic]]:
+    """Bytes of one tensor in chunks: norms are ones, biases zeros, matrices random.
+
+    A spread of 1 / sqrt(row length) keeps activations near one.
+    """
     import numpy as np
 
+    if kind == "F32":
+        yield np.full(shape, name.endswith("norm.weight"), np.float32)
+        return
     block, spread = _BLOCKS[kind], shape[-1] ** -0.5
     left = prod(shape) // block.n_weights
     while left:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -82,16 +83,24 @@ def write_tiny(
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
     rng = np.random.default_rng(seed)
     for name, shape in _tensors(arch, n_vocab).items():
-        weights = _weights(rng, arch, name, shape, vocab)
-        kind = gguf.GGMLQuantizationType[quantisation.upper()]
-        if len(shape) == 1 or shape[-1] % 32 or any(part in name for part in _UNQUANTISED):
-            kind = gguf.GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        _add_tensor(writer, name, _weights(rng, arch, name, shape, vocab), quantisation)
+    with closing(writer):
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
     return path
+
+
+def _add_tensor(
+    writer: gguf.GGUFWriter, name: str, weights: NDArray[np.float32], quantisation: str
+) -> None:
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[quantisation.upper()]
+    is_vector, row = weights.ndim == 1, weights.shape[-1]
+    if is_vector or row % 32 or any(part in name for part in _UNQUANTISED):
+        kind = gguf.GGMLQuantizationType.F32
+    writer.add_tensor(name, gguf.quants.quantize(weights, kind), raw_dtype=kind)
 
 
 def _add_hyperparameters(writer: gguf.GGUFWriter, arch: str, sliding_window: int) -> None:
