@@ -159,7 +159,7 @@ def fill_batch(
         batch_token[j] = token[i]
         batch_pos[j] = n_past + n_chain + depth[i]
         batch_n_lanes[j] = lane_last[i] - lane_first[i]
-        batch_lanes[j] = lane_ids_address + 4 * lane_first[i]
+        batch_lanes[j] = lane_ids_address + 4 * int(lane_first[i])
         batch_logits[j] = 1
 
 
