@@ -36,14 +36,14 @@ build: .venv/venv
 	  { echo "error: $(PYTHON) is older than Python 3.10; use make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv || { rm -rf .venv; \
 	  echo "error: $(PYTHON) cannot make a virtual environment; on Debian and Ubuntu: apt install python3-venv" >&2; exit 1; }
-	@$(BIN)/python -m pip install -q -U "pip>=25.1" "setuptools>=77"
+	@$(BIN)/python -m pip install -qq -U "pip>=25.1" "setuptools>=77"
 	@touch $@
 
 .venv/native-preset: .venv/venv pyproject.toml edge_tr/isa.py native/build.py native/presets.json
 	@$(MAKE) --no-print-directory build PRESET=$(PRESET)
 
 .venv/package: .venv/native-preset pyproject.toml
-	@$(BIN)/python -m pip install -q -e . --group dev
+	@$(BIN)/python -m pip install -qq --no-build-isolation -e . --group dev
 	@touch $@
 
 clean:

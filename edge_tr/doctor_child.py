@@ -166,7 +166,7 @@ def _decode(llama_cpp: Any, path: Path, n_gpu_layers: int) -> None:
     llama_cpp.llama_log_set(callback, None)
     llama_cpp.llama_backend_init()
     model_params = llama_cpp.llama_model_default_params()
-    model_params.n_gpu_layers = n_gpu_layers
+    model_params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
     model = llama_cpp.llama_model_load_from_file(str(path).encode(), model_params)
     if not model:
         _emit("failed", error=f"llama.cpp could not load {path}", log="".join(lines)[-2000:])

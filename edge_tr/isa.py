@@ -155,6 +155,13 @@ def cmake_flags(found: dict[str, SetStatus], accepted: Iterable[str] | None = No
     return ["-DGGML_NATIVE=OFF", *states]
 
 
+def advertised_flags() -> set[str]:
+    """The processor's features as this system names them; empty where it does not say."""
+    if is_x86():
+        return _x86_advertised() or set()
+    return {name for name, flag in _arm_advertised().items() if flag} if is_arm() else set()
+
+
 def _x86_advertised() -> set[str] | None:
     if platform.system() == "Linux":
         return _cpuinfo_words("flags")

@@ -257,7 +257,7 @@ def _failure_text(plan: Plan, log_path: Path) -> str:
 
 def install(plan: Plan, wheel: Path) -> None:
     """Install the wheel into this Python and decode once with it in a child process."""
-    pip = [sys.executable, "-m", "pip", "install", "-q"]
+    pip = [sys.executable, "-m", "pip", "install", "-qq"]
     for options in (["--force-reinstall", "--no-deps"], []):  # the second adds what it needs
         done = subprocess.run([*pip, *options, str(wheel)], check=False)
         if done.returncode != 0:
