@@ -28,7 +28,7 @@ setup: .venv/package
 	@$(BIN)/edge-tr model get
 
 build: .venv/venv
-	@$(BIN)/python native/build.py --preset $(PRESET) --install
+	@$(BIN)/python native/build.py --preset $(PRESET) $(if $(CUDA_ARCH),--cuda-arch '$(CUDA_ARCH)') --install
 	@echo $(PRESET) > .venv/native-preset
 
 .venv/venv:

@@ -118,6 +118,8 @@ def require_working_build() -> None:
 
 def advice(found: BuildCheck) -> str:
     """What a user can do about a build that does not work."""
+    if "libcuda.so.1" in found.error:
+        return f"The NVIDIA driver is missing: install it, or run: {rebuild_command()}"
     if "cannot open shared object" in found.error or "Library not loaded" in found.error:
         return (
             "A library that the build was linked with is missing; for a CUDA build put the "

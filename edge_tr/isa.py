@@ -210,7 +210,7 @@ def _run_children(names: Iterable[str]) -> dict[str, tuple[bool | None, str]]:
         return dict.fromkeys(names, (None, "no Python interpreter to try it in"))
     children = {
         name: subprocess.Popen(
-            [sys.executable, "-I", "-S", __file__, name],
+            [sys.executable, "-I", "-S", __file__, _X86[name].code],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -266,7 +266,7 @@ def _main() -> int:
     if len(sys.argv) == 2:
         _prepare()
         try:
-            _execute(bytes.fromhex(_X86[sys.argv[1]].code))
+            _execute(bytes.fromhex(sys.argv[1]))
         except OSError:
             return 3
         return 0

@@ -78,21 +78,19 @@ def _output(*command: str) -> str:
     return subprocess.run(command, capture_output=True, text=True, check=False).stdout
 
 
-def _accepted_sets(compiler: str) -> list[str]:
-    """Instruction sets that the compiler has an option for."""
-
-    def accepts(name: str) -> bool:
-        option = name.replace("sse42", "sse4.2").replace("amx_", "amx-").replace("_", "")
-        option = "avx512f" if option == "avx512" else option
-        command = [*compiler.split(), f"-m{option}", "-x", "c", "-fsyntax-only", os.devnull]
-        return subprocess.run(command, capture_output=True, check=False).returncode == 0
-
-    return [name for name in isa.probe() if accepts(name)]
+def _accepts(compiler: str, name: str) -> bool:
+    """Whether the compiler has an option for the instruction set."""
+    option = name.replace("sse42", "sse4.2").replace("amx_", "amx-").replace("_", "")
+    option = "avx512f" if option == "avx512" else option
+    command = [*compiler.split(), f"-m{option}", "-x", "c", "-fsyntax-only", os.devnull]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
 def _set_flags(sets: str, compiler: str | None) -> list[str]:
     if sets == "machine":
-        return isa.cmake_flags(isa.probe(), _accepted_sets(compiler) if compiler else None)
+        found = isa.probe()
+        usable = [name for name, status in found.items() if status.usable]
+        return isa.cmake_flags(found, [n for n in usable if not compiler or _accepts(compiler, n)])
     if not isa.is_x86():
         return ["-DGGML_NATIVE=OFF"]
     return isa.cmake_flags({"sse42": isa.SetStatus("sse42", True, True)})
@@ -180,9 +178,10 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         **os.environ,
         "CMAKE_ARGS": " ".join(plan.flags),
         "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", jobs),
-        "TMPDIR": str(work),
         "PYTHONUNBUFFERED": "1",
     }
+    if sys.platform != "win32":  # there the path would grow too long for the compiler
+        environment["TMPDIR"] = str(work)
     # pip's own cache knows nothing of CMAKE_ARGS and would hand out a wheel with other flags.
     command = [
         sys.executable,
@@ -204,8 +203,9 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         flush=True,
     )
     start = time.monotonic()
-    with log_path.open("w", encoding="utf-8", errors="replace") as log:
-        process = subprocess.Popen(
+    with (
+        log_path.open("w", encoding="utf-8", errors="replace") as log,
+        subprocess.Popen(
             command,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -213,10 +213,11 @@ def _run_pip(plan: Plan, work: Path) -> Path:
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
-        )
+        ) as process,
+    ):
         assert process.stdout is not None
         _follow(process.stdout, log)
-        code = process.wait()
+    code = process.returncode
     built = next(work.glob("*.whl"), None)
     if code != 0 or built is None:
         raise NativeBuildError(_failure_text(plan, log_path))

@@ -1,0 +1,213 @@
+"""The doctor, and the check of a build in a child process."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+
+import edge_tr
+from edge_tr import build_check, doctor, isa, machine
+from edge_tr.build_check import BuildCheck
+from edge_tr.doctor_child import write_zero_model
+from edge_tr.errors import NativeBuildError
+from edge_tr.isa import SetStatus
+
+DIE = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
+NO_CUDA = "raise OSError('libcudart.so.13: cannot open shared object file')\n"
+CPU = {"name": "CPU", "description": "cpu", "type": "cpu", "free_bytes": 1, "total_bytes": 1}
+GPU = {**CPU, "name": "CUDA0", "type": "gpu"}
+NVIDIA = {"name": "NVIDIA RTX 4090", "vendor": "NVIDIA"}
+INTEL = {"name": "Intel GPU", "vendor": "Intel"}
+
+
+@pytest.fixture
+def fake_llama_cpp(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """``fake_llama_cpp(source)``: the llama_cpp that child processes import."""
+
+    def write(source: str) -> None:
+        (tmp_path / "llama_cpp.py").write_text(source)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path / "cache"))
+    return write
+
+
+@pytest.fixture
+def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, str]]]:
+    """``findings(...)``: the problems reported for a made-up machine and build."""
+
+    def problems(
+        *,
+        backends: tuple[str, ...] = ("CPU",),
+        devices: tuple[dict[str, Any], ...] = (CPU,),
+        features: str = "AVX2 = 1",
+        gpus: tuple[dict[str, str], ...] = (),
+        error: str = "",
+        death: str = "",
+        sets: tuple[SetStatus, ...] = (SetStatus("avx2", True, True),),
+        quota: float | None = None,
+    ) -> list[dict[str, str]]:
+        build = {
+            "folder": "lib",
+            "system_info": f"CPU : {features} | ",
+            "backends": list(backends),
+            "devices": list(devices),
+        }
+        stages: dict[str, dict[str, Any]] = {"import": build} | ({} if error else {"done": {}})
+        monkeypatch.setattr(doctor, "check_build", lambda: BuildCheck(stages, error, death))
+        monkeypatch.setattr(isa, "probe", lambda: {status.name: status for status in sets})
+        monkeypatch.setattr(machine, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+        found = doctor.report()
+        text = doctor.render(found)
+        assert all(p["what"] in text and p["do"] in text for p in found["problems"])
+        return list(found["problems"])
+
+    return problems
+
+
+def test_the_zero_model_is_a_gguf_of_every_common_type(tmp_path: Path) -> None:
+    write_zero_model(tmp_path / "zero.gguf")
+    tensors = gguf.GGUFReader(tmp_path / "zero.gguf").tensors
+    types = {tensor.tensor_type.name for tensor in tensors}
+    assert types >= {"F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K"}
+
+
+def test_this_build_decodes() -> None:
+    check = build_check.check_build()
+    assert (check.works, check.error, check.death) == (True, "", "")
+    assert "CPU" in check.build["backends"]
+
+
+def test_a_build_that_dies_is_survived(fake_llama_cpp: Callable[[str], None]) -> None:
+    fake_llama_cpp(DIE)
+    check = build_check.check_build()
+    assert (check.works, check.death) == (False, "SIGILL")
+    assert check.error == "importing llama_cpp ended with an illegal instruction"
+
+
+def test_a_hung_build_is_ended(fake_llama_cpp: Callable[[str], None]) -> None:
+    fake_llama_cpp("import threading\nthreading.Event().wait()\n")
+    assert build_check.check_build(timeout_s=0.5).error == "no answer within 0 s"
+
+
+def test_a_missing_library_gets_its_own_advice(fake_llama_cpp: Callable[[str], None]) -> None:
+    fake_llama_cpp(NO_CUDA)
+    check = build_check.check_build()
+    assert "libcudart.so.13" in check.error
+    assert "LD_LIBRARY_PATH" in build_check.advice(check)
+
+
+def test_a_missing_driver_gets_its_own_advice() -> None:
+    check = BuildCheck({}, "OSError: libcuda.so.1: cannot open shared object file", "")
+    assert "driver is missing" in build_check.advice(check)
+
+
+def test_a_working_build_is_checked_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    calls: list[int] = []
+
+    def check() -> BuildCheck:
+        calls.append(1)
+        return BuildCheck({"done": {}}, "", "")
+
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(build_check, "check_build", check)
+    build_check.require_working_build()
+    build_check.require_working_build()
+    assert len(calls) == 1
+
+
+def test_a_build_that_would_crash_is_refused(fake_llama_cpp: Callable[[str], None]) -> None:
+    fake_llama_cpp(DIE)
+    with pytest.raises(NativeBuildError, match=r"illegal instruction.*make build PRESET=cpu"):
+        build_check.require_working_build()
+
+
+def test_outside_a_clone_the_advice_is_a_pip_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge_tr, "__file__", "/nowhere/edge_tr/__init__.py")
+    command = build_check.rebuild_command("cuda")
+    assert "-DGGML_CUDA=ON" in command
+    assert command.endswith(f"--no-cache-dir {build_check.LLAMA_CPP_PYTHON}")
+
+
+def test_a_sound_machine_has_no_problems(findings: Callable[..., list[dict[str, str]]]) -> None:
+    assert findings() == []
+
+
+@pytest.mark.parametrize(
+    ("facts", "words", "command"),
+    [
+        ({"gpus": (NVIDIA,)}, "RTX 4090.* no CUDA back end", "PRESET=cuda"),
+        ({"gpus": (INTEL, NVIDIA)}, "RTX 4090.* no CUDA back end", "PRESET=cuda"),
+        ({"gpus": (INTEL,)}, "Intel GPU.* no Vulkan back end", "PRESET=vulkan"),
+        (
+            {"gpus": (NVIDIA,), "backends": ("CUDA", "CPU")},
+            "CUDA back end but sees no GPU",
+            "driver",
+        ),
+        (
+            {"sets": (SetStatus("amx_int8", True, False),)},
+            "advertises amx_int8 and traps",
+            "PRESET=cpu",
+        ),
+        (
+            {"sets": (SetStatus("amx_int8", True, False),), "features": "AMX_INT8 = 1"},
+            "build contains amx_int8, which this machine cannot execute",
+            "PRESET=cpu",
+        ),
+        (
+            {"sets": (SetStatus("avx512", True, True),)},
+            "build leaves out avx512",
+            "PRESET=cpu",
+        ),
+        ({"quota": 0.5}, "may use 0.5 cores", "--threads 1"),
+        (
+            {"error": "the first decode ended with an illegal instruction", "death": "SIGILL"},
+            "does not work here: the first decode ended",
+            "PRESET=cpu",
+        ),
+    ],
+)
+def test_a_problem_is_put_in_words_and_has_a_remedy(
+    findings: Callable[..., list[dict[str, str]]], facts: dict[str, Any], words: str, command: str
+) -> None:
+    first = findings(**facts)[0]
+    assert re.search(words, first["what"])
+    assert command in first["do"]
+
+
+def test_a_gpu_that_is_used_is_no_problem(findings: Callable[..., list[dict[str, str]]]) -> None:
+    assert findings(gpus=(NVIDIA,), backends=("CUDA", "CPU"), devices=(GPU, CPU)) == []
+
+
+def test_layers_of_a_model_are_counted(tiny_model: Callable[[str], Path]) -> None:
+    model = doctor.report(tiny_model("llama"))["model"]
+    assert sum(model["layers"].values()) == 3  # two layers and the output
+
+
+def test_a_model_that_does_not_load_is_a_problem(tmp_path: Path) -> None:
+    found = doctor.report(tmp_path / "missing.gguf")
+    assert "could not load" in found["problems"][0]["what"]
+
+
+def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    stages: dict[str, dict[str, Any]] = {
+        "import": {"devices": [GPU, CPU]},
+        "load": {"layers": {"CUDA0": 3, "CPU": 2}, "buffers_bytes": {}},
+        "done": {},
+    }
+    monkeypatch.setattr(doctor, "check_build", lambda *a, **k: BuildCheck(stages, "", ""))
+    system = {"system": {"memory_available_bytes": 0}}
+    _, problems = doctor._place(Path("model.gguf"), 3, system)
+    assert problems[0]["what"] == "2 of 5 layers of the model are placed on the CPU."
+
+
+def test_the_report_is_json() -> None:
+    found = doctor.report()
+    assert json.loads(json.dumps(found)) == found
