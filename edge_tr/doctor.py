@@ -101,6 +101,7 @@ def render(found: dict[str, Any]) -> str:
         ("built with", _extras(build)),
         ("back ends", " ".join(build.get("backends", [])) or "none"),
     ]
+    rows += [("note", note) for note in sorted({row["note"] for row in sets} - {""})]
     rows += [("device", _device_text(device)) for device in build.get("devices", [])]
     rows.append(("decode", "works" if found["decode"]["works"] else found["decode"]["error"]))
     if found["model"]:

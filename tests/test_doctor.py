@@ -208,6 +208,12 @@ def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     assert problems[0]["what"] == "2 of 5 layers of the model are placed on the CPU."
 
 
+def test_why_a_set_was_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = SetStatus("avx2", True, None, "executable memory is refused")
+    monkeypatch.setattr(isa, "probe", lambda: {"avx2": status})
+    assert "executable memory is refused" in doctor.render(doctor.report())
+
+
 def test_the_report_is_json() -> None:
     found = doctor.report()
     assert json.loads(json.dumps(found)) == found
