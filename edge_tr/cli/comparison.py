@@ -1,0 +1,162 @@
+"""Drafted answers beside plain ones: numbers, a table and sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from edge_tr.stats import Stats
+
+LEAST_NOISE = 0.03
+BUSY = 0.15
+
+
+@dataclass
+class Run:
+    """One answer: the text of each of its tokens, and its statistics."""
+
+    name: str
+    tokens: list[int]
+    pieces: list[str]
+    text: str
+    stats: Stats
+    notices: list[str]
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of one decode step, everything included."""
+        seconds = self.stats.total_s - self.stats.prefill_s
+        return seconds / self.stats.n_steps if self.stats.n_steps else 0.0
+
+
+@dataclass
+class Comparison:
+    """One drafted run beside the plain runs before and after it."""
+
+    run: Run
+    before: Run
+    after: Run
+
+    @property
+    def plain_tps(self) -> float:
+        """Tokens per second of plain decoding around this run."""
+        return (self.before.stats.decode_tps + self.after.stats.decode_tps) / 2
+
+    @property
+    def speedup(self) -> float:
+        """Times as fast as plain decoding."""
+        return self.run.stats.decode_tps / self.plain_tps if self.plain_tps else 0.0
+
+    @property
+    def step_cost(self) -> float:
+        """One verify step in plain steps."""
+        plain_s = (self.before.step_s + self.after.step_s) / 2
+        return self.run.step_s / plain_s if plain_s else 0.0
+
+    @property
+    def first_difference(self) -> int | None:
+        """Index of the first token that differs from the plain text, None where none does."""
+        plain, drafted = self.before.tokens, self.run.tokens
+        if plain == drafted:
+            return None
+        shorter = min(len(plain), len(drafted))
+        return next((i for i in range(shorter) if plain[i] != drafted[i]), shorter)
+
+
+def noise(comparisons: list[Comparison]) -> float:
+    """Difference of speed that says nothing: what plain runs before and after show, or 3 %."""
+    differences = [LEAST_NOISE]
+    for c in comparisons:
+        slow, fast = sorted((c.before.stats.decode_tps, c.after.stats.decode_tps))
+        differences.append(fast / slow - 1 if slow else 0.0)
+    return max(differences)
+
+
+def table(plain: Run, comparisons: list[Comparison]) -> list[str]:
+    """One line for plain decoding and one for each drafted run."""
+    lines = [
+        f"{'':<24}{'tokens':>12}{'times as fast':>16}{'mean accepted':>16}{'one step costs':>17}",
+        f"{'':<24}{'per second':>12}{'as plain':>16}{'tokens':>16}{'in plain steps':>17}",
+    ]
+    tps = plain.stats.decode_tps
+    if comparisons:
+        tps = sum(c.plain_tps for c in comparisons) / len(comparisons)
+    rows = [("plain decoding", tps, 1.0, plain.stats.mat, 1.0)]
+    for c in comparisons:
+        stats = c.run.stats
+        rows.append((c.run.name, stats.decode_tps, c.speedup, stats.mat, c.step_cost))
+    return lines + [f"{n:<24}{t:>12.1f}{s:>16.2f}{m:>16.2f}{k:>17.2f}" for n, t, s, m, k in rows]
+
+
+def sentences(comparisons: list[Comparison]) -> list[str]:
+    """Whether the texts are the same, what each tree brought, and whether drafting paid."""
+    limit = noise(comparisons)
+    lines = [*_same_text(comparisons), ""]
+    for c in comparisons:
+        lines += c.run.notices
+        stats = c.run.stats
+        if stats.n_drafted:
+            lines.append(
+                f"{c.run.name}: a step yields {stats.mat:.2f} tokens and costs "
+                f"{c.step_cost:.2f} plain steps: {_verdict(c.speedup, limit)}."
+            )
+        else:
+            lines.append(f"{c.run.name}: nothing was drafted: {_verdict(c.speedup, limit)}.")
+    best = max(comparisons, key=lambda c: c.speedup)
+    if best.run.stats.n_drafted and best.speedup > 1 + limit:
+        lines.append(
+            f"Drafting paid on this machine: {best.run.name}, {best.speedup:.2f} times as fast."
+        )
+    else:
+        lines.append("Drafting did not pay on this machine, with this model and prompt.")
+    lines.append(f"Differences below {limit:.0%} mean nothing: so much do plain runs differ.")
+    if limit > BUSY:
+        lines.append("The machine is busy with something else; try again when it is idle.")
+    return lines
+
+
+def _verdict(speedup: float, limit: float) -> str:
+    if abs(speedup - 1) <= limit:
+        return "as fast as plain decoding"
+    return "faster" if speedup > 1 else "slower"
+
+
+def _same_text(comparisons: list[Comparison]) -> list[str]:
+    different = [c for c in comparisons if c.first_difference is not None]
+    if not different:
+        return ["The text is the same each time, token for token."]
+    lines = []
+    for c in different:
+        at = c.first_difference or 0
+        drafted, plain = ("".join(run.pieces[at : at + 1]) for run in (c.run, c.before))
+        lines += [
+            f"{c.run.name}: another text from token {at} on, {drafted!r} where plain decoding "
+            f"has {plain!r}:",
+            c.run.text,
+            "",
+        ]
+    return [
+        *lines,
+        "llama.cpp rounds differently in batches of different widths, with this model and build; "
+        "`edge-tr run --exact` uses only widths that do not differ.",
+    ]
+
+
+def report(comparisons: list[Comparison]) -> list[dict[str, Any]]:
+    """Every number of each drafted run, for JSON."""
+    limit = noise(comparisons)
+    return [
+        {
+            "name": c.run.name,
+            "plain_tps": c.plain_tps,
+            "speedup": c.speedup,
+            "step_cost": c.step_cost,
+            "same_text": c.first_difference is None,
+            "first_difference": c.first_difference,
+            "verdict": _verdict(c.speedup, limit),
+            "notices": c.run.notices,
+            "stats": c.run.stats.to_dict(),
+        }
+        for c in comparisons
+    ]

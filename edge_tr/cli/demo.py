@@ -1,0 +1,165 @@
+"""``edge-tr demo``: the same answer with and without drafting, and what each cost."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_tr.cli import comparison, options
+from edge_tr.cli.interrupt import Interruptible
+from edge_tr.cli.output import note, write
+
+if TYPE_CHECKING:
+    from edge_tr.session import Session
+
+PROMPT = """\
+Here is a Python function:
+
+```python
+def total(numbers):
+    result = 0
+    for number in numbers:
+        result = result + number
+    return result
+```
+
+Change it so that it skips negative numbers, and explain the new function."""
+
+_SETTING = (
+    "Each run starts with an empty matrix. Flash attention and a q8_0 cache are in use: with them\n"
+    "llama.cpp can give bit-equal results in batches of different widths, so that texts compare."
+)
+_DESCRIPTION = """\
+Answers one prompt with plain decoding and with Token Recycling: with the paper's tree of 80
+nodes, with a small tree, and with the tree that edge-tr picks itself. Shows whether the text
+is the same, how fast each was, and whether drafting paid on this machine. Plain decoding runs
+before and after each of them, since a machine's speed drifts.
+"""
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``demo`` to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "demo",
+        parents=[common],
+        help="answer a prompt with and without drafting, and compare",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_model(parser)
+    parser.add_argument("--prompt", default=PROMPT, metavar="TEXT", help="another prompt")
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=160,
+        metavar="N",
+        help="tokens of each answer (default 160)",
+    )
+    parser.add_argument(
+        "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all cores)"
+    )
+    options.add_gpu_layers(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead")
+    parser.set_defaults(command=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the comparison and show it."""
+    options.prepare_llama(args)
+    path = options.model_path(args)
+    guard = Interruptible()
+    return guard.run(lambda: _compare(args, path, guard))
+
+
+def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
+    from edge_tr.session import DEFAULT_TREE
+    from edge_tr.tree import TreeTemplate
+
+    demo = _Demo(args, path, guard)
+    paper = TreeTemplate.paper()
+    if not args.json:
+        write(f"{path.name} is asked:\n\n{args.prompt}\n\nIt answers:\n\n")
+    reason = demo.prepare(paper)
+    before = demo.measure("plain decoding", "off", show=not args.json)
+    comparisons = []
+    for name, tree in (
+        (f"paper's tree, {paper.n_nodes} nodes", paper),
+        (f"small tree, {DEFAULT_TREE.n_nodes} nodes", DEFAULT_TREE),
+        ("automatic choice", "auto"),
+    ):
+        if reason:
+            break
+        drafted = demo.measure(name, tree)
+        after = demo.measure("plain decoding", "off")
+        comparisons.append(comparison.Comparison(drafted, before, after))
+        before = after
+    if args.json:
+        facts = {
+            "model": str(path),
+            "prompt": args.prompt,
+            "text": before.text,
+            "plain": before.stats.to_dict(),
+            "drafted": comparison.report(comparisons),
+            "noise": comparison.noise(comparisons),
+            "plain_reason": reason,
+        }
+        write(json.dumps(facts) + "\n")
+        return 0
+    lines = [*comparison.table(before, comparisons), "", _SETTING, ""]
+    lines += [reason] if reason else comparison.sentences(comparisons)
+    write("\n".join(lines) + "\n")
+    return 0
+
+
+class _Demo:
+    def __init__(self, args: argparse.Namespace, path: Path, guard: Interruptible) -> None:
+        self.args = args
+        self.path = path
+        self.guard = guard
+
+    def prepare(self, tree: Any) -> str:
+        """Compile what is compiled on first use; why nothing can be drafted, or nothing."""
+        note("preparing (the first time takes some seconds)")
+        with self._open(tree) as session:
+            for _ in self.guard.stream(session, session.prompt_tokens("Hello"), max_tokens=4):
+                pass
+            return str(session.target.plain_reason)
+
+    def _open(self, tree: Any) -> Session:
+        from edge_tr.config import DraftConfig
+        from edge_tr.llama.target import ContextConfig
+        from edge_tr.session import Session
+
+        threads = self.args.threads
+        context = ContextConfig(
+            n_ctx=1024,
+            n_threads=threads,
+            n_threads_batch=threads,
+            flash_attn=True,
+            type_k="q8_0",
+            type_v="q8_0",
+        )
+        draft = DraftConfig(speculative=tree, start="empty")
+        return Session(self.path, context=context, draft=draft, n_gpu_layers=self.args.gpu_layers)
+
+    def measure(self, name: str, tree: Any, *, show: bool = False) -> comparison.Run:
+        """Answer the prompt once, from an empty matrix and an empty cache."""
+        with self._open(tree) as session:
+            prompt = session.prompt_tokens(self.args.prompt)
+            parts = []
+            for text in self.guard.stream(session, prompt, max_tokens=self.args.max_tokens):
+                parts.append(text)
+                if show:
+                    write(text)
+            if show:
+                write("\n\n")
+            tokens = session.decoder.tokens[len(prompt) :].tolist()
+            pieces = [
+                session.model.piece(t, special=True).decode("utf-8", "replace") for t in tokens
+            ]
+            text, notices = "".join(parts), list(session.notices)
+            run = comparison.Run(name, tokens, pieces, text, session.stats, notices)
+        note(f"{name}: {run.stats.decode_tps:.1f} tok/s")
+        return run

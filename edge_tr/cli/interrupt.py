@@ -1,0 +1,72 @@
+"""Ctrl-C while llama.cpp computes: the work runs in a thread, the main thread hears signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from edge_tr.cli.output import note
+
+if TYPE_CHECKING:
+    from edge_tr.session import Session
+
+T = TypeVar("T")
+
+
+class Interruptible:
+    """Runs one job that Ctrl-C can stop.
+
+    While a model is being opened the first Ctrl-C ends the process; nothing is there to keep.
+    Once text is generated it cancels the generation, a second one changes nothing, and a third
+    one ends the process even if the first is still waited for.
+    """
+
+    def __init__(self) -> None:
+        self._session: Session | None = None
+        self._n_signals = 0
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run the job in a thread, and return what it returns or raise what it raises."""
+        outcome: list[T] = []
+        failure: list[BaseException] = []
+        done = threading.Event()
+
+        def work() -> None:
+            try:
+                outcome.append(job())
+            except BaseException as error:  # raised again below, in the main thread
+                failure.append(error)
+            finally:
+                done.set()
+
+        in_main = threading.current_thread() is threading.main_thread()
+        previous = signal.signal(signal.SIGINT, self._on_signal) if in_main else None
+        try:
+            threading.Thread(target=work, daemon=True).start()
+            while not done.wait(0.1):  # Windows hears signals only between waits
+                pass
+        finally:
+            if in_main:
+                signal.signal(signal.SIGINT, previous)
+        if failure:
+            raise failure[0]
+        return outcome[0]
+
+    def stream(self, session: Session, prompt: Any, **options: Any) -> Iterator[str]:
+        """``session.stream``, which Ctrl-C makes raise CancelledError from now on."""
+        self._session = session
+        texts = session.stream(prompt, **options)
+        if self._n_signals:
+            session.cancel()
+        return texts
+
+    def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
+        self._n_signals += 1
+        if self._session is None or self._n_signals > 2:
+            note("interrupted")
+            os._exit(130)
+        self._session.cancel()

@@ -1,0 +1,99 @@
+"""``edge-tr matrix``: look at the saved adjacency matrix, or forget it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from edge_tr.cli import options
+from edge_tr.cli.output import note, write
+from edge_tr.errors import MatrixFileError
+
+_DESCRIPTION = """\
+The adjacency matrix holds the most probable next tokens last seen after each token. It is
+learned while text is generated and saved, so that the next run starts with it. It is kept
+for each tokenizer: models that share a tokenizer share it.
+"""
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``matrix`` and its actions to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "matrix",
+        help="show or reset what was learned for drafting",
+        description=_DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+    for name, command, what in (
+        ("show", show, "say what the saved matrix holds"),
+        ("reset", reset, "delete the saved matrix; the next run starts empty"),
+        ("path", path, "print the path of its file, which may not exist yet"),
+    ):
+        action = actions.add_parser(name, parents=[common], help=what, description=what)
+        options.add_model(action)
+        action.add_argument(
+            "--k", type=int, default=8, metavar="K", help="candidates of each row (default 8)"
+        )
+        action.add_argument(
+            "--file", type=Path, metavar="FILE", help="this file, whatever the model"
+        )
+        if name == "show":
+            action.add_argument("--json", action="store_true", help="print a JSON object")
+        action.set_defaults(command=command)
+
+
+def _file(args: argparse.Namespace) -> Path:
+    """The file the options mean."""
+    if args.file is not None:
+        return Path(args.file)
+    options.prepare_llama(args)
+    from edge_tr import store
+    from edge_tr.llama.model import Model
+
+    with Model(options.model_path(args)) as model:
+        return store.default_path(model.fingerprint(), args.k)
+
+
+def path(args: argparse.Namespace) -> int:
+    """Print the path and nothing else."""
+    write(f"{_file(args)}\n")
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Say what the file holds."""
+    from edge_tr import store
+
+    file = _file(args)
+    if not file.exists():
+        raise MatrixFileError(f"no matrix is saved at {file}; `edge-tr run` makes one")
+    header = store.read_header(file)
+    if args.json:
+        write(json.dumps({"path": str(file), **header}) + "\n")
+        return 0
+    share = header["n_seen"] / header["n_vocab"]
+    write(
+        f"file       {file}, {header['size_bytes'] / 1e3:.1f} kB\n"
+        f"saved      {header['saved_at']}\n"
+        f"tokenizer  {header['fingerprint']}, {header['n_vocab']} tokens\n"
+        f"rows       {header['n_seen']} of {header['n_vocab']} tokens have candidates "
+        f"({share:.1%}), up to {header['k']} each\n"
+    )
+    return 0
+
+
+def reset(args: argparse.Namespace) -> int:
+    """Delete the file."""
+    file = _file(args)
+    try:
+        file.unlink()
+    except FileNotFoundError:
+        note(f"no matrix is saved at {file}")
+    except OSError as error:
+        raise MatrixFileError(f"{file} cannot be deleted: {error.strerror}") from None
+    else:
+        note(f"deleted {file}")
+    return 0

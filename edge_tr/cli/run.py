@@ -1,0 +1,247 @@
+"""``edge-tr run``: answer one prompt."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_tr.cli import options
+from edge_tr.cli.interrupt import Interruptible
+from edge_tr.cli.output import OutputClosedError, note, write
+from edge_tr.cli.words import statistics
+from edge_tr.errors import CancelledError, ConfigError, DecodeError, MatrixFileError
+
+if TYPE_CHECKING:
+    from edge_tr.config import SamplingConfig
+    from edge_tr.session import Session
+    from edge_tr.target import Int32
+
+_DESCRIPTION = """\
+Answers one prompt. The answer goes to stdout as it is written, statistics to stderr.
+The prompt is PROMPT, the file of -f, or stdin. Ctrl-C stops: what was written stays.
+"""
+_EPILOG = """\
+examples:
+  edge-tr run "Why is the sky blue?"
+  edge-tr run -f letter.txt --system "Correct the spelling." --max-tokens 1000
+  git diff | edge-tr run --no-chat --json
+  edge-tr run -m model.gguf --tree off "plain decoding, to compare"
+"""
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``run`` to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "run",
+        parents=[common],
+        help="answer a prompt",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt (default: stdin)")
+    parser.add_argument(
+        "-f", "--file", metavar="FILE", help="read the prompt from a file (- is stdin)"
+    )
+    options.add_model(parser)
+    parser.add_argument("--system", metavar="TEXT", help="instructions before the prompt")
+    parser.add_argument(
+        "--no-chat",
+        action="store_true",
+        help="continue the prompt as it is, without the model's chat template",
+    )
+    parser.add_argument(
+        "--max-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="most tokens to generate (default 512)",
+    )
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one JSON object at the end: text, finish_reason, stats, model, config, notices",
+    )
+    options.add_sampling(parser)
+    options.add_drafting(parser)
+    options.add_context(parser)
+    parser.set_defaults(command=run)
+
+
+@dataclass
+class _Answer:
+    """What came out, and why it ended."""
+
+    parts: list[str] = field(default_factory=list)
+    finish_reason: str = ""
+    output_closed: bool = False
+    error: DecodeError | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.parts)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Answer the prompt of the options."""
+    text = _read_prompt(args)
+    if args.max_tokens < 0:
+        raise ConfigError(f"--max-tokens {args.max_tokens} is not allowed; it must be 0 or more")
+    if args.no_chat and args.system is not None:
+        raise ConfigError("--system needs the chat template that --no-chat leaves out")
+    options.prepare_llama(args)
+    sampling = options.sampling_config(args)
+    settings = {
+        "context": options.context_config(args),
+        "draft": options.draft_config(args),
+        "n_gpu_layers": args.gpu_layers,
+    }
+    path = options.model_path(args)
+    guard = Interruptible()
+    return guard.run(lambda: _run(args, text, sampling, guard, path, settings))
+
+
+def _run(
+    args: argparse.Namespace,
+    prompt: str,
+    sampling: SamplingConfig,
+    guard: Interruptible,
+    path: Path,
+    settings: dict[str, Any],
+) -> int:
+    from edge_tr.session import Session
+
+    with Session(path, **settings) as session:
+        n_told = _tell(session, 0)
+        tokens = _prompt_tokens(session, prompt, args)
+        answer = _generate(session, tokens, args, sampling, guard)
+        _tell(session, n_told)
+        _save(session, args)
+        if answer.output_closed:
+            raise OutputClosedError
+        for line in statistics(session.stats, answer.finish_reason):
+            note(line)
+        if answer.error is not None:
+            raise answer.error
+        if args.json:
+            write(json.dumps(_report(session, answer, sampling)) + "\n")
+        return 130 if answer.finish_reason == "interrupted" else 0
+
+
+def _read_prompt(args: argparse.Namespace) -> str:
+    """The prompt; of a file or stdin the last line break is dropped."""
+    if args.prompt is not None and args.file is not None:
+        raise ConfigError("give the prompt as an argument or with -f, not both")
+    if args.prompt is not None:
+        text = str(args.prompt)
+    else:
+        text = _read_file(args.file or "-").removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise ConfigError("the prompt is empty")
+    return text
+
+
+def _read_file(name: str) -> str:
+    if name == "-" and sys.stdin.isatty():
+        raise ConfigError("no prompt: give it as an argument, with -f FILE or through a pipe")
+    try:
+        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        return data.decode("utf-8-sig")
+    except OSError as error:
+        raise ConfigError(f"the prompt file {name} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            f"the prompt of {'stdin' if name == '-' else name} is not UTF-8 text: {error}"
+        ) from None
+
+
+def _prompt_tokens(session: Session, prompt: str, args: argparse.Namespace) -> Int32:
+    if args.system is None:
+        return session.prompt_tokens(prompt, chat=not args.no_chat)
+    messages = [{"role": "system", "content": args.system}, {"role": "user", "content": prompt}]
+    try:
+        wrapped = session.model.chat_prompt(messages)
+    except ValueError as error:
+        raise ConfigError(f"the model's chat template refuses --system: {error}") from None
+    if wrapped is None:
+        raise ConfigError("--system needs a chat template, and the model has none")
+    return session.model.tokenize(wrapped, add_special=False)
+
+
+def _generate(
+    session: Session,
+    tokens: Int32,
+    args: argparse.Namespace,
+    sampling: SamplingConfig,
+    guard: Interruptible,
+) -> _Answer:
+    answer = _Answer()
+    texts = guard.stream(session, tokens, max_tokens=args.max_tokens, sampling=sampling)
+    if args.verbose:
+        note(f"reading {len(tokens)} tokens")
+    try:
+        for text in texts:
+            answer.parts.append(text)
+            if not args.json:
+                write(text)
+        answer.finish_reason = _finish_reason(session, args.max_tokens)
+    except CancelledError:
+        answer.finish_reason = "interrupted"
+    except DecodeError as error:
+        answer.finish_reason, answer.error = "error", error
+    except OutputClosedError:
+        answer.output_closed = True
+        return answer
+    if answer.text and not answer.text.endswith("\n") and not args.json:
+        write("\n")
+    return answer
+
+
+def _finish_reason(session: Session, max_tokens: int) -> str:
+    n_tokens = session.stats.n_tokens
+    if n_tokens and int(session.decoder.tokens[-1]) in session.stop_tokens:
+        return "stop"
+    return "length" if n_tokens == max_tokens else "context"
+
+
+def _tell(session: Session, first: int) -> int:
+    """Show the notices from number ``first`` on; how many there are."""
+    for line in session.notices[first:]:
+        note(line)
+    return len(session.notices)
+
+
+def _save(session: Session, args: argparse.Namespace) -> None:
+    learned = session.decoder.drafter is not None and session.stats.n_tokens > 0
+    own_start = session.draft.start == "inherited" or args.matrix is not None
+    if args.no_save or not learned or not own_start:
+        return
+    try:
+        session.save_matrix()
+    except MatrixFileError as error:
+        note(f"warning: what was learned is not saved: {error}")
+
+
+def _report(session: Session, answer: _Answer, sampling: SamplingConfig) -> dict[str, Any]:
+    """Everything about the run, as JSON can hold it."""
+    tree = session.draft.speculative
+    draft = vars(session.draft) | {
+        "speculative": tree if isinstance(tree, str) else [list(path) for path in tree.paths],
+        "matrix_path": str(session.matrix_path),
+    }
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "stats": session.stats.to_dict(),
+        "model": asdict(session.model.info) | {"path": str(session.model.path)},
+        "config": {
+            "context": asdict(session.target.config),
+            "draft": draft,
+            "sampling": asdict(sampling),
+        },
+        "notices": session.notices,
+    }

@@ -1,0 +1,156 @@
+"""The command line as a process of its own: Ctrl-C, closed pipes, what is imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+TinyModel = Callable[[str], Path]
+
+LONG = 30_000
+"""Tokens that a tiny model is busy with for seconds."""
+
+needs_signals = pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to a process")
+
+
+@contextmanager
+def process(tmp_path: Path, model: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """``edge-tr run`` with both its streams as pipes."""
+    command = [sys.executable, "-m", "edge_tr.cli", "run", "-m", model, "--threads", 1]
+    child = subprocess.Popen(
+        [str(part) for part in (*command, "--ctx", LONG + 2000, *arguments)],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+        env=os.environ | {"EDGE_TR_DATA_DIR": str(tmp_path / "data")},
+    )
+    with child:
+        try:
+            yield child
+        finally:
+            child.kill()
+
+
+def wait_for(stream: IO[bytes] | None, text: bytes) -> None:
+    """Read the stream up to a line that holds ``text``."""
+    assert stream is not None
+    seen = b""
+    for line in iter(stream.readline, b""):
+        seen += line
+        if text in line:
+            return
+    raise AssertionError(f"{text!r} did not come; there was {seen!r}")
+
+
+@needs_signals
+def test_ctrl_c_while_decoding_keeps_what_was_written(
+    tmp_path: Path, tiny_model: TinyModel
+) -> None:
+    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+        assert child.stdout is not None
+        first = child.stdout.read(1)
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert (first + out).endswith(b"\n")
+    assert b"tok/s); interrupted\n" in err
+    assert b"Traceback" not in err
+    assert list((tmp_path / "data" / "matrices").glob("*.npz"))
+
+
+@needs_signals
+def test_ctrl_c_in_prefill(tmp_path: Path, tiny_model: TinyModel) -> None:
+    prompt = tmp_path / "prompt.txt"
+    prompt.write_text("the " * LONG)
+    arguments = ("-f", prompt, "--no-chat", "--verbose", "--batch", 64)
+    with process(tmp_path, tiny_model("llama"), *arguments) as child:
+        wait_for(child.stderr, b"edge-tr: reading")
+        child.send_signal(signal.SIGINT)
+        out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert out == b""
+    assert b"edge-tr: no token of an answer" in err
+    assert b"Traceback" not in err
+
+
+@needs_signals
+def test_ctrl_c_twice(tmp_path: Path, tiny_model: TinyModel) -> None:
+    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+        assert child.stdout is not None
+        child.stdout.read(1)
+        child.send_signal(signal.SIGINT)
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert b"interrupted\n" in err
+    assert b"Traceback" not in err
+
+
+@needs_signals
+def test_ctrl_c_while_the_prompt_is_awaited(tmp_path: Path, tiny_model: TinyModel) -> None:
+    os.mkfifo(tmp_path / "prompt")
+    with (
+        process(tmp_path, tiny_model("llama"), "-f", tmp_path / "prompt") as child,
+        (tmp_path / "prompt").open("wb"),  # returns once the process opened it
+    ):
+        child.send_signal(signal.SIGINT)
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert err == b"edge-tr: interrupted\n"
+
+
+def test_a_reader_that_closes_the_answer(tmp_path: Path, tiny_model: TinyModel) -> None:
+    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.read(1)
+        child.stdout.close()
+        err = child.stderr.read()
+        code = child.wait(timeout=60)
+    assert (code, err) == (0, b"")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_answer_that_cannot_be_written(tmp_path: Path, tiny_model: TinyModel) -> None:
+    command = [sys.executable, "-m", "edge_tr.cli", "run", "-m", tiny_model("llama"), "Hello"]
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(
+            [str(part) for part in (*command, "--threads", 1, "--no-save")],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            check=False,
+        )
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"edge-tr: error: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--batch", "--ctx"])
+def test_less_room_than_the_tree_has_nodes(
+    tmp_path: Path, tiny_model: TinyModel, option: str
+) -> None:
+    arguments = ("Hello", option, 8, "--no-chat", "--max-tokens", 4, "--tree", "paper")
+    with process(tmp_path, tiny_model("llama"), *arguments) as child:
+        _, err = child.communicate(timeout=60)
+    assert child.returncode == 0
+    assert b"decode:  4 tokens" in err
+
+
+def test_help_imports_nothing_heavy() -> None:
+    script = (
+        "import sys\n"
+        "from edge_tr.cli import make_parser\n"
+        "make_parser().format_help()\n"
+        "print([m for m in ('numpy', 'numba', 'llama_cpp', 'gguf') if m in sys.modules])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    assert done.stdout.split() == [b"[]"]
