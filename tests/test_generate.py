@@ -90,8 +90,14 @@ class Case:
         for emitted in steps:
             assert emitted
             text += emitted
-            target.assert_only_committed(decoder.tokens.tolist())
+            assert_only_committed(decoder, target)
         return text
+
+
+def assert_only_committed(decoder: Decoder, target: FakeTarget) -> int:
+    n_cells = target.assert_only_committed(decoder.tokens.tolist())
+    assert n_cells == decoder._lanes.n_past
+    return n_cells
 
 
 @st.composite
@@ -182,8 +188,7 @@ def test_several_prompts_on_one_decoder(
     decoder, target = case.decoder(RecyclingDrafter(AdjacencyMatrix(case.model.n_vocab), template))
     prompt = case.prompt
     for _ in range(3):
-        cells = target.assert_only_committed(decoder.tokens.tolist())
-        held = target.token[:cells].tolist()
+        held = target.token[: assert_only_committed(decoder, target)].tolist()
         assert case.generate(decoder, target, prompt) == case.expected(prompt)
         if case.max_tokens != 0:
             shared = [a == b for a, b in zip(held, prompt[:-1], strict=False)]
@@ -221,22 +226,27 @@ def failing_after(n: int) -> Callable[[], None]:
 @given(
     case=cases(),
     template=templates(),
-    failures=st.lists(st.tuples(st.sampled_from(("decode", "draft")), st.integers(1, 9))),
+    failures=st.lists(
+        st.tuples(st.sampled_from(("decode", "draft")), st.one_of(st.just(1), st.integers(1, 40))),
+        min_size=2,
+        max_size=5,
+    ),
     data=st.data(),
 )
 def test_errors_at_any_place_leave_the_decoder_usable(
     case: Case, template: TreeTemplate, failures: list[tuple[str, int]], data: st.DataObject
 ) -> None:
-    drafter = FailingDrafter(AdjacencyMatrix(case.model.n_vocab), template)
+    drafter = FailingDrafter(AdjacencyMatrix.random(case.model.n_vocab), template)
     decoder, target = case.decoder(drafter)
     for place, n in failures:
         drafter.fail = failing_after(n) if place == "draft" else lambda: None
         target.on_decode = failing_after(n) if place == "decode" else lambda: None
         prompt = case.prompt[: data.draw(st.integers(1, len(case.prompt)))]
-        prompt[-1] = data.draw(st.integers(0, case.model.n_vocab - 1))
+        if data.draw(st.booleans()):
+            prompt[-1] = data.draw(st.integers(0, case.model.n_vocab - 1))
         with suppress(ZeroDivisionError):
             assert case.generate(decoder, target, prompt) == case.expected(prompt)
-        target.assert_only_committed(decoder.tokens.tolist())
+        assert_only_committed(decoder, target)
     drafter.fail = target.on_decode = lambda: None
     assert case.generate(decoder, target) == case.expected()
 
