@@ -17,13 +17,14 @@ __all__ = ["forget_errors", "function", "init_backend", "lib", "log_to_stderr", 
 logger = logging.getLogger("edge_tr.llama")
 
 _recent: deque[str] = deque(maxlen=20)
-_LEVELS = {1: logging.DEBUG, 2: logging.WARNING, 3: logging.ERROR, 4: logging.DEBUG}
+_WARN, _ERROR = 3, 4  # ggml_log_level
+_LEVELS = {2: logging.INFO, _WARN: logging.WARNING, _ERROR: logging.ERROR}
 
 
 @lib.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
     line = text.decode("utf-8", "replace").rstrip("\n")
-    if level in (2, 3) and line:
+    if level in (_WARN, _ERROR) and line:
         _recent.append(line)
     logger.log(_LEVELS.get(level, logging.DEBUG), "%s", line)
 

@@ -147,6 +147,8 @@ class LlamaTarget:
                 "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
             )
         params.n_seq_max = 1 if self.plain_reason else config.n_lanes
+        # llama.cpp keeps a row for each lane and aborts where this is less.
+        params.n_outputs_max = max(params.n_batch, params.n_seq_max)
         params.kv_unified = True
         forget_errors()
         self.model = model
@@ -157,6 +159,7 @@ class LlamaTarget:
                 f"llama.cpp could not make a context of {params.n_ctx} tokens for "
                 f"{model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
             )
+        forget_errors()
         self.memory: Any = lib.llama_get_memory(self.pointer)
         self.n_vocab = model.n_vocab
         self.n_ctx = int(lib.llama_n_ctx(self.pointer))
