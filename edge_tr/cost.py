@@ -1,23 +1,193 @@
-"""What a decode step costs on this machine."""
+"""What a decode step costs on this machine, measured and then corrected by the steps taken."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from .errors import ConfigError
+
+Float64 = np.ndarray[Any, np.dtype[np.float64]]
+
+_RATE_STEPS = 64
+"""Steps over which the long-run rate is averaged."""
+
+_CORRECTION = 0.08
+"""Share of a new observation in a correction; half is forgotten in 8 steps."""
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured seconds of one decode step, T(n).
+
+    Attributes
+    ----------
+    widths : numbers of tokens in a step, rising, the first is 1.
+    contexts : numbers of past tokens, rising.
+    seconds : seconds[context][width]; medians of whole steps: lanes, decode, top-k, commit.
+
+    Raises
+    ------
+    ConfigError : sizes that do not match, widths that do not rise from 1, a time not above 0.
+    """
+
+    widths: tuple[int, ...]
+    contexts: tuple[int, ...]
+    seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        for name, values in (("widths", self.widths), ("contexts", self.contexts)):
+            if not values or any(a >= b for a, b in pairwise(values)):
+                raise ConfigError(f"{name} {list(values)} of a cost table must rise")
+        if self.widths[0] != 1 or self.contexts[0] < 0:
+            raise ConfigError("the widths of a cost table begin at 1, its contexts at 0 or more")
+        if len(self.seconds) != len(self.contexts) or any(
+            len(row) != len(self.widths) for row in self.seconds
+        ):
+            raise ConfigError("a cost table has one time for each of its contexts and widths")
+        if not all(0 < s < float("inf") for row in self.seconds for s in row):
+            raise ConfigError("every time of a cost table must be above 0 seconds")
+
+    def at(self, n_past: int, max_width: int) -> Float64:
+        """float64[max_width + 1]; seconds of 0 to ``max_width`` tokens behind ``n_past``.
+
+        Linear between the measured widths and contexts, and beyond them with the last slope,
+        never falling. Entry 0 repeats entry 1.
+        """
+        table = np.array(self.seconds)
+        low = high = table[0]
+        share = 0.0
+        if len(self.contexts) > 1:
+            i = int(np.clip(np.searchsorted(self.contexts, n_past), 1, len(self.contexts) - 1))
+            low, high = table[i - 1], np.maximum(table[i], table[i - 1])
+            share = (n_past - self.contexts[i - 1]) / (self.contexts[i] - self.contexts[i - 1])
+        row = low + max(0.0, share) * (high - low)
+        wanted = np.arange(max_width + 1, dtype=np.float64)
+        wanted[0] = 1
+        seconds: Float64 = np.interp(wanted, self.widths, row)
+        if max_width > self.widths[-1] and len(row) > 1:
+            slope = max(0.0, (row[-1] - row[-2]) / (self.widths[-1] - self.widths[-2]))
+            over = np.maximum(0.0, wanted - self.widths[-1])
+            seconds += slope * over
+        return seconds
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON; ``from_dict`` reads it."""
+        return {"widths": self.widths, "contexts": self.contexts, "seconds": self.seconds}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> CostTable:
+        """Read what ``to_dict`` wrote.
+
+        Raises
+        ------
+        ConfigError : something else than a cost table.
+        """
+        try:
+            return cls(
+                tuple(int(n) for n in data["widths"]),
+                tuple(int(n) for n in data["contexts"]),
+                tuple(tuple(float(s) for s in row) for row in data["seconds"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"this is not a cost table: {error}") from error
+
 
 class StepCosts:
-    """Seconds of one decode step by its number of tokens, from the steps really taken."""
+    """Seconds of a decode step: a measured table, corrected by the steps really taken.
 
-    def __init__(self) -> None:
-        self._seconds: dict[int, float] = {}
+    Every step corrects two factors: one for the machine as a whole (it throttles, another
+    program runs), one for its own width (the table was wrong there). Both follow within tens
+    of steps.
 
-    def observe(self, n_tokens: int, seconds: float) -> None:
-        """Take note of one step."""
-        known = self._seconds.get(n_tokens, seconds)
-        self._seconds[n_tokens] = known + 0.2 * (seconds - known)
+    Parameters
+    ----------
+    table : what was measured; None knows nothing beforehand and learns from the steps alone.
+    max_width : widest step that will be asked for.
+
+    Attributes
+    ----------
+    rate : generated tokens per second over the last steps; 0 before the first one. It is what
+        a second is worth.
+    """
+
+    def __init__(self, table: CostTable | None = None, max_width: int = 1) -> None:
+        self.table = table
+        self.max_width = max_width
+        self.rate = 0.0
+        self._machine = 1.0
+        self._width = np.ones(max_width + 1)
+        self._tokens = self._seconds = 0.0
+        self._seen: dict[int, float] = {}
+        self._row = np.zeros(0)
+        self._row_of = -1
+
+    @property
+    def corrections(self) -> Float64:
+        """float64[max_width + 1]; factor on the table at each width, for reports."""
+        return self._machine * self._width
+
+    def seconds(self, n_past: int) -> Float64:
+        """float64[max_width + 1]; what a step of each width costs behind ``n_past`` tokens.
+
+        Raises
+        ------
+        ConfigError : no table was given.
+        """
+        return self._table_row(n_past) * self.corrections
+
+    def _table_row(self, n_past: int) -> Float64:
+        if self.table is None:
+            raise ConfigError("the costs of this machine were not measured")
+        if self._row_of != n_past // 32:
+            self._row_of = n_past // 32
+            self._row = self.table.at(n_past, self.max_width)
+        return self._row
+
+    def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:
+        """Take note of one step of ``n_tokens`` tokens that emitted ``n_emitted``."""
+        keep = 1 - 1 / _RATE_STEPS
+        self._tokens = keep * self._tokens + n_emitted
+        self._seconds = keep * self._seconds + seconds
+        self.rate = self._tokens / self._seconds
+        known = self._seen.get(n_tokens, seconds)
+        self._seen[n_tokens] = known + 0.2 * (seconds - known)
+        if self.table is not None and n_tokens <= self.max_width:
+            expected = self._table_row(n_past)[n_tokens]
+            # A step that took over three times as long says nothing about its width.
+            ratio = min(max(seconds / (expected * self._machine), 1 / 3), 3.0)
+            own = self._width[n_tokens]
+            self._machine *= 1 + _CORRECTION * (ratio / own - 1)
+            if n_tokens > 1:
+                self._width[n_tokens] = own * (1 + _CORRECTION * (ratio / own - 1))
 
     def token_s(self) -> float:
         """Seconds that one more token in a batch costs, roughly: the slope between the
         narrowest and the widest step seen. Infinite before two widths were seen."""
-        if len(self._seconds) < 2:
+        if len(self._seen) < 2:
             return float("inf")
-        low, high = min(self._seconds), max(self._seconds)
-        return max(0.0, (self._seconds[high] - self._seconds[low]) / (high - low))
+        low, high = min(self._seen), max(self._seen)
+        return max(0.0, (self._seen[high] - self._seen[low]) / (high - low))
+
+
+def measured_widths(max_width: int) -> list[int]:
+    """Widths worth measuring: every one to 16, then around the steps that kernels take."""
+    widths = [*range(1, 17), 20, 24, 28, 32, 33, 40, 48, 56, 64, 65, 81, 96, 128]
+    return [n for n in widths if n < max_width] + [max_width]
+
+
+def median_table(
+    widths: Sequence[int], contexts: Sequence[int], samples: dict[tuple[int, int], list[float]]
+) -> CostTable:
+    """The table of the medians of ``samples[context, width]``; a width without samples in some
+    context is left out."""
+    known = [w for w in widths if all(samples.get((c, w)) for c in contexts)]
+    return CostTable(
+        tuple(known),
+        tuple(contexts),
+        tuple(tuple(float(np.median(samples[c, w])) for w in known) for c in contexts),
+    )

@@ -9,7 +9,7 @@ import numpy as np
 from .adjacency import AdjacencyMatrix
 from .errors import ConfigError
 from .kernels import tree as kernels
-from .target import Float32, Int32
+from .target import Batch, Float32, Int32
 from .tree import TreeTemplate
 
 
@@ -24,6 +24,8 @@ class Draft:
         logits of node i is row ``slot[i]``.
     lane_first, lane_last : int32[capacity + 1]; lanes ``lane_first <= lane < lane_last``.
     n_lanes : number of lanes (leaves).
+    n_past, n_front : committed cells before the batch, and tokens of the batch up to the root:
+        the chain of committed tokens without cells, and the root.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -31,6 +33,8 @@ class Draft:
         self.capacity = capacity
         self.n = 1
         self.n_lanes = 1
+        self.n_past = 0
+        self.n_front = 1
         self.token: Int32 = np.zeros(size, dtype=np.int32)
         self.parent: Int32 = np.full(size, -1, dtype=np.int32)
         self.depth: Int32 = np.zeros(size, dtype=np.int32)
@@ -41,10 +45,12 @@ class Draft:
         self.all_nodes: Int32 = np.arange(size, dtype=np.int32)
         self._scratch: Int32 = np.zeros((2, size), dtype=np.int32)
 
-    def reset(self, root: int) -> None:
+    def reset(self, root: int, *, n_past: int, n_front: int = 1) -> None:
         """Make it the tree that drafts nothing."""
         self.n = 1
         self.token[0] = root
+        self.n_past = n_past
+        self.n_front = n_front
 
     def plan(self) -> None:
         """Number the slots and lanes of the nodes that are there."""
@@ -52,6 +58,33 @@ class Draft:
             kernels.plan_batch(
                 self.parent, self.n, self.slot, self.lane_first, self.lane_last, self._scratch
             )
+        )
+
+    def fill(self, batch: Batch, front: Int32) -> None:
+        """Write the whole batch of the step.
+
+        Parameters
+        ----------
+        batch : written; its capacity is at least ``n_front - 1 + n``.
+        front : int32[n_front], committed tokens from position ``n_past`` on, the root last.
+        """
+        batch.n = self.n_front - 1 + self.n
+        kernels.fill_batch(
+            front,
+            self.n_front - 1,
+            self.n_past,
+            self.token,
+            self.depth,
+            self.slot,
+            self.lane_first,
+            self.lane_last,
+            self.n,
+            batch.lane_ids_address,
+            batch.token,
+            batch.pos,
+            batch.n_lanes,
+            batch.lanes,
+            batch.logits,
         )
 
 

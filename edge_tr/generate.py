@@ -32,6 +32,7 @@ class Decoder:
     ----------
     target : the model; its cache belongs to this decoder until another one is made for it.
     drafter : proposes a tree for each step; None decodes plainly.
+    costs : takes note of what each step costs; a drafter that weighs costs shares it.
     max_width : most tokens in one decode step; the widths that the width probe found bit-equal
         make the text exact. None allows what the target's batch allows.
     n_threads : threads for the top-k of large vocabularies.
@@ -48,6 +49,7 @@ class Decoder:
         target: TargetModel,
         drafter: Drafter | None = None,
         *,
+        costs: StepCosts | None = None,
         max_width: int | None = None,
         n_threads: int = 1,
     ) -> None:
@@ -64,7 +66,7 @@ class Decoder:
         self._batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
         self._topk = TopK(drafter.k if drafter else 1, n_threads)
         self._lanes = LaneCache(target)
-        self._costs = StepCosts()
+        self._costs = costs or StepCosts()
         self._tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
         self._accepted: Int32 = np.zeros(n_nodes + 1, dtype=np.int32)
@@ -209,7 +211,7 @@ class Decoder:
             if last:
                 break
         self._n_tokens = len(prompt)
-        self._draft.reset(int(prompt[-1]))
+        self._draft.reset(int(prompt[-1]), n_past=n_past - 1)
         self._draft.plan()
         return logits[-1:], len(chunk)
 
@@ -223,7 +225,7 @@ class Decoder:
         n_past = lanes.n_past
         n_front = self._n_tokens - n_past
         t0 = perf_counter()
-        draft.reset(int(self._tokens[self._n_tokens - 1]))
+        draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
         room = min(self._max_width, self.target.n_ctx - n_past) - n_front
         if self.drafter is not None and room > 0 and budget > 1:
             n_most = min(room, draft.capacity)
@@ -231,11 +233,10 @@ class Decoder:
         draft.plan()
         t1 = perf_counter()
         lanes.sync(draft.n_lanes)
-        self._fill_batch(n_past, n_front)
+        draft.fill(self._batch, self._tokens[n_past : self._n_tokens])
         t2 = perf_counter()
         logits = self.target.decode(self._batch)
         t3 = perf_counter()
-        self._costs.observe(self._batch.n, t3 - t2)
         emitted = self._verify(logits, n_front, sampler, stop_tokens, budget, stats)
         stats.n_steps += 1
         stats.n_plain_steps += draft.n == 1
@@ -246,28 +247,8 @@ class Decoder:
         stats.lanes_s += t2 - t1
         stats.decode_s += t3 - t2
         stats.count_depths(int(draft.depth[: draft.n].max()), len(emitted) - 1)
+        self._costs.observe(self._batch.n, n_past, perf_counter() - t0, len(emitted))
         return emitted
-
-    def _fill_batch(self, n_past: int, n_front: int) -> None:
-        batch, draft = self._batch, self._draft
-        batch.n = n_front - 1 + draft.n
-        kernels.fill_batch(
-            self._tokens[n_past : n_past + n_front],
-            n_front - 1,
-            n_past,
-            draft.token,
-            draft.depth,
-            draft.slot,
-            draft.lane_first,
-            draft.lane_last,
-            draft.n,
-            batch.lane_ids_address,
-            batch.token,
-            batch.pos,
-            batch.n_lanes,
-            batch.lanes,
-            batch.logits,
-        )
 
     def _verify(
         self,

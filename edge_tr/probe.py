@@ -12,7 +12,6 @@ import numpy as np
 
 from .draft import Draft
 from .errors import ConfigError
-from .kernels import tree as kernels
 from .lanes import LaneCache
 from .target import Batch, Float32, Int32, TargetModel
 
@@ -109,7 +108,7 @@ class _Prober:
         """Decode a tree whose last branch is the reference text; compare its rows."""
         draft, n_past = self.draft, self.lanes.n_past
         text = self.tokens[n_past : n_past + width]
-        draft.reset(int(text[0]))
+        draft.reset(int(text[0]), n_past=n_past)
         n_text = (width - 1 + branches - 1) // branches
         n_other = width - 1 - n_text
         # BFS order: at each depth the other branch stands before the text.
@@ -126,14 +125,8 @@ class _Prober:
                     draft.n += 1
         draft.plan()
         self.lanes.sync(draft.n_lanes)
-        self.batch.n = draft.n
-        batch = self.batch
-        kernels.fill_batch(
-            text, 0, n_past, draft.token, draft.depth, draft.slot, draft.lane_first,
-            draft.lane_last, draft.n, batch.lane_ids_address, batch.token, batch.pos,
-            batch.n_lanes, batch.lanes, batch.logits,
-        )  # fmt: skip
-        rows = self.target.decode(batch)
+        draft.fill(self.batch, text[:1])
+        rows = self.target.decode(self.batch)
         node, same = ends[1], True
         while node >= 0:
             same &= np.array_equal(rows[draft.slot[node]], self.reference[draft.depth[node]])

@@ -10,19 +10,25 @@ from types import TracebackType
 
 from . import store
 from .adjacency import AdjacencyMatrix
+from .candidates import Candidates
 from .config import DraftConfig, SamplingConfig
-from .draft import RecyclingDrafter
-from .errors import MatrixFileError
+from .cost import CostTable, StepCosts
+from .cost_cache import load_costs, save_costs
+from .draft import Drafter, RecyclingDrafter
+from .errors import ConfigError, MatrixFileError
 from .generate import Decoder
 from .llama.model import Model
 from .llama.sampler import LlamaSampler
 from .llama.target import ContextConfig, LlamaTarget
+from .measure import measure_costs
 from .probe import WidthProbe, probe_widths
+from .recycler import Recycler
 from .stats import Stats
 from .target import Int32
 from .tree import TreeTemplate
 
-DEFAULT_TREE = TreeTemplate([(0,), (1,), (0, 0)])
+_MAX_WIDTH = 81
+"""Widest step of automatic mode: the root and 80 nodes."""
 
 
 class Session:
@@ -64,7 +70,8 @@ class Session:
             raise
         try:
             self._fingerprint = self.model.fingerprint()
-            self.matrix = self._start_matrix()
+            self.candidates = self._start_candidates()
+            self.matrix = self.candidates.matrix
             self.decoder = self._make_decoder()
             self.stop_tokens = self.model.stop_tokens()
         except BaseException:
@@ -81,18 +88,24 @@ class Session:
         """File of the adjacency matrix."""
         return self.draft.matrix_path or store.default_path(self._fingerprint, self.draft.k)
 
-    def _start_matrix(self) -> AdjacencyMatrix:
-        config = self.draft
+    def _start_candidates(self) -> Candidates:
+        config, n_vocab = self.draft, self.model.n_vocab
         if config.start == "random":
-            return AdjacencyMatrix.random(self.model.n_vocab, config.k)
+            return Candidates(AdjacencyMatrix.random(n_vocab, config.k))
         if config.start == "inherited" and self.matrix_path.exists():
             try:
-                return store.load(self.matrix_path, self._fingerprint, config.k)
-            except MatrixFileError as error:
+                matrix, extra = store.load_with_extra(
+                    self.matrix_path, self._fingerprint, n_vocab, config.k
+                )
+                candidates = Candidates(matrix)
+                if extra:
+                    candidates.load_arrays(extra)
+                return candidates
+            except (MatrixFileError, ConfigError) as error:
                 if config.matrix_path is not None:
                     raise
                 self.notices.append(f"starting with an empty matrix: {error}")
-        return AdjacencyMatrix(self.model.n_vocab, config.k)
+        return Candidates(AdjacencyMatrix(n_vocab, config.k))
 
     def _make_decoder(self) -> Decoder:
         config = self.draft
@@ -111,13 +124,37 @@ class Session:
                     "this model, build and configuration"
                 )
                 return Decoder(self.target)
-        tree = config.speculative
-        template = tree if isinstance(tree, TreeTemplate) else DEFAULT_TREE
-        drafter = RecyclingDrafter(
-            self.matrix, template, update=config.update, harvest=config.harvest and not config.exact
-        )
         n_threads = min(4, os.cpu_count() or 1)
-        return Decoder(self.target, drafter, max_width=max_width, n_threads=n_threads)
+        drafter: Drafter
+        costs = None
+        harvest = config.harvest and not config.exact
+        if isinstance(config.speculative, TreeTemplate):
+            drafter = RecyclingDrafter(
+                self.matrix, config.speculative, update=config.update, harvest=harvest
+            )
+        else:
+            table = self._cost_table(n_threads)
+            costs = StepCosts(table, table.widths[-1])
+            drafter = Recycler(
+                self.candidates,
+                n_ctx=self.target.n_ctx,
+                costs=costs,
+                max_nodes=table.widths[-1] - 1,
+                max_lanes=self.target.n_lanes,
+                harvest=harvest,
+            )
+        return Decoder(self.target, drafter, costs=costs, max_width=max_width, n_threads=n_threads)
+
+    def _cost_table(self, n_threads: int) -> CostTable:
+        key = self.target.cost_key() | {"k": self.draft.k, "topk_threads": n_threads}
+        table = load_costs(key)
+        if table is None:
+            max_width = min(_MAX_WIDTH, self.target.n_batch, self.target.n_ctx // 4)
+            table = measure_costs(
+                self.target, k=self.draft.k, max_width=max_width, n_threads=n_threads
+            )
+            save_costs(key, table)
+        return table
 
     def prompt_tokens(self, text: str, *, chat: bool = True) -> Int32:
         """Token ids of a prompt, int32[n].
@@ -175,7 +212,8 @@ class Session:
         ------
         MatrixFileError : the file cannot be written; an older one is left as it was.
         """
-        store.save(self.matrix_path, self.matrix, self._fingerprint)
+        extra = self.candidates.to_arrays()
+        store.save(self.matrix_path, self.matrix, self._fingerprint, extra)
         return self.matrix_path
 
     def close(self) -> None:

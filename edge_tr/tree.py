@@ -105,6 +105,9 @@ class TreeTemplate:
         return f"TreeTemplate({self.n_nodes} nodes, {self.n_leaves} leaves, depth {self.max_depth})"
 
 
+SMALL_TREE = TreeTemplate([(0,), (1,), (0, 0)])
+"""Three nodes: what a processor with few cores can afford."""
+
 _PAPER_CHILDREN: dict[Path, int] = {
     (): 8,
     **{(rank,): n for rank, n in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},

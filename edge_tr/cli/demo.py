@@ -74,8 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
-    from edge_tr.session import DEFAULT_TREE
-    from edge_tr.tree import TreeTemplate
+    from edge_tr.tree import SMALL_TREE, TreeTemplate
 
     demo = _Demo(args, path, guard)
     paper = TreeTemplate.paper()
@@ -86,7 +85,7 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
     comparisons = []
     for name, tree in (
         (f"paper's tree, {paper.n_nodes} nodes", paper),
-        (f"small tree, {DEFAULT_TREE.n_nodes} nodes", DEFAULT_TREE),
+        (f"small tree, {SMALL_TREE.n_nodes} nodes", SMALL_TREE),
         ("automatic choice", "auto"),
     ):
         if reason:

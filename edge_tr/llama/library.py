@@ -12,7 +12,16 @@ from typing import Any
 import llama_cpp
 from llama_cpp import llama_cpp as lib
 
-__all__ = ["forget_errors", "function", "init_backend", "lib", "log_to_stderr", "recent_errors"]
+__all__ = [
+    "forget_errors",
+    "function",
+    "init_backend",
+    "lib",
+    "log_to_stderr",
+    "recent_errors",
+    "system_info",
+    "version",
+]
 
 logger = logging.getLogger("edge_tr.llama")
 

@@ -40,6 +40,7 @@ class Model:
         self.info: GGUFInfo = inspect(self.path)
         if self.info.kind == "unsupported":
             raise ModelUnsupportedError(self.info.reason)
+        self.n_gpu_layers = n_gpu_layers
         init_backend()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-from dataclasses import dataclass
+import platform
+from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import Any
 
@@ -14,7 +15,7 @@ from numba import carray, cfunc, types
 from ..errors import CancelledError, ConfigError, ContextFullError, DecodeError, ModelLoadError
 from ..target import Batch, Float32
 from ..tree import MAX_LANES
-from .library import forget_errors, function, lib, recent_errors
+from .library import forget_errors, function, lib, recent_errors, system_info, version
 from .model import Model
 
 CACHE_TYPES = {
@@ -215,6 +216,18 @@ class LlamaTarget:
 
     def interrupt(self, on: bool) -> None:
         self._abort_flag[0] = on
+
+    def cost_key(self) -> dict[str, Any]:
+        """Everything that decides what a decode step costs: machine, build, model, settings."""
+        stat = self.model.path.stat()
+        return {
+            "machine": [platform.machine(), platform.processor(), os.cpu_count()],
+            "build": [version(), system_info()],
+            "model": [self.model.path.name, stat.st_size, stat.st_mtime_ns],
+            "n_gpu_layers": self.model.n_gpu_layers,
+            "n_ctx": self.n_ctx,
+            "context": asdict(self.config),
+        }
 
     def close(self) -> None:
         """Free the context; the target must not be used afterwards."""

@@ -1,0 +1,110 @@
+"""Measure T(n): what a decode step of n tokens costs with this model on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from .cost import CostTable, measured_widths, median_table
+from .draft import Draft
+from .errors import ConfigError
+from .lanes import LaneCache
+from .target import Batch, Int32, TargetModel
+from .topk import TopK
+
+
+def measure_costs(
+    target: TargetModel,
+    *,
+    k: int = 8,
+    max_width: int = 81,
+    n_threads: int = 1,
+    budget_s: float = 4.0,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> CostTable:
+    """Time real steps: lanes, batch, decode, top-k, commit; trees of two children a node.
+
+    Clears the target's cache. The widths are visited in turn, so that a drift of the machine
+    touches all of them; the most important ones first, so that a slow model gets a coarse table
+    in about the time allowed. The second context is as long as reading it in a third of the
+    time allows, at most 2048 tokens.
+
+    Parameters
+    ----------
+    k : candidates that the top-k finds in each row.
+    max_width : widest step, 2 to the target's batch and a quarter of its context.
+    n_threads : threads of the top-k.
+    budget_s : seconds to spend, about; every width is measured at least once up to 8 tokens.
+
+    Raises
+    ------
+    ConfigError : ``max_width`` out of range.
+    """
+    highest = min(target.n_batch, target.n_ctx // 4)
+    if not 2 <= max_width <= highest:
+        raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
+    rng = np.random.default_rng(seed)
+    tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
+    meter = _Meter(target, tokens, TopK(k, n_threads), max_width)
+    short = min(64, target.n_ctx // 4)
+    token_s = meter.read(short) / short
+    room = target.n_ctx - 2 * max_width - 1
+    long = min(2048, room, int(budget_s / 3 / token_s))
+    contexts = [short, long] if long >= 4 * short else [short]
+    widths = measured_widths(max_width)
+    samples: dict[tuple[int, int], list[float]] = {}
+    for n_past in contexts:
+        meter.read(n_past)
+        progress(f"measuring decode steps behind {n_past} tokens")
+        meter.step(1)
+        stop = perf_counter() + budget_s * (2 / 3) / len(contexts)
+        for reach in (8, 16, max_width, max_width, max_width, max_width, max_width):
+            for width in [w for w in widths if w <= reach]:
+                if perf_counter() > stop and (width > 8 or reach > 8):
+                    break
+                samples.setdefault((n_past, width), []).append(meter.step(width))
+    meter.lanes.recover(0)
+    return median_table(widths, contexts, samples)
+
+
+class _Meter:
+    def __init__(self, target: TargetModel, tokens: Int32, topk: TopK, max_width: int) -> None:
+        self.target = target
+        self.tokens = tokens
+        self.topk = topk
+        self.lanes = LaneCache(target)
+        self.lanes.recover(0)
+        self.batch = Batch(target.n_batch, target.n_lanes)
+        self.draft = Draft(max_width)
+
+    def read(self, n_past: int) -> float:
+        """Extend the past to ``n_past`` tokens; the seconds it took."""
+        started = perf_counter()
+        while self.lanes.n_past < n_past:
+            first = self.lanes.n_past
+            n = min(self.target.n_batch, n_past - first)
+            self.batch.set_chain(self.tokens[first : first + n], first, want_rows=1)
+            self.target.decode(self.batch)
+            self.lanes.extend(n)
+        return perf_counter() - started
+
+    def step(self, width: int) -> float:
+        """Decode one tree of ``width`` tokens and take it back; seconds."""
+        n_past, draft, batch = self.lanes.n_past, self.draft, self.batch
+        draft.reset(int(self.tokens[n_past]), n_past=n_past)
+        arity = 2 if self.target.n_lanes > width // 2 else 1
+        for i in range(1, width):
+            draft.parent[i] = (i - 1) // arity
+            draft.depth[i] = draft.depth[draft.parent[i]] + 1
+            draft.token[i] = self.tokens[n_past - i % n_past]
+        draft.n = width
+        started = perf_counter()
+        draft.plan()
+        self.lanes.sync(draft.n_lanes)
+        draft.fill(batch, self.tokens[n_past : n_past + 1])
+        self.topk(self.target.decode(batch))
+        self.lanes.rewind(n_past)
+        return perf_counter() - started

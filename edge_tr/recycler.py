@@ -1,0 +1,179 @@
+"""The drafter of automatic mode: candidates of several sources, a tree grown for each step."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .candidates import Candidates
+from .cost import StepCosts
+from .draft import Draft
+from .errors import ConfigError
+from .kernels import candidates as kernels
+from .target import Float32, Int32
+from .tree import MAX_LANES
+
+_PROBE_SHARE = 0.01
+"""Most of the time that goes into drafts which are only meant to correct the costs."""
+
+_PROBE_NODES = 2
+
+
+class Recycler:
+    """Grows a tree best-first from all candidates; drafts as many nodes as pay.
+
+    Parameters
+    ----------
+    candidates : learned from every step; shared, written.
+    n_ctx : cells of the target's context, the longest text.
+    costs : what a step costs here; None drafts ``max_nodes`` nodes at every step.
+    max_nodes, max_lanes : bounds of the tree.
+    use_matches : look for earlier places of the text that end with the same tokens.
+    harvest : fill rows from the prompt's own logits.
+
+    Raises
+    ------
+    ConfigError : a bound that is not allowed, or above what ``costs`` covers.
+    """
+
+    def __init__(
+        self,
+        candidates: Candidates,
+        *,
+        n_ctx: int,
+        costs: StepCosts | None = None,
+        max_nodes: int = 80,
+        max_lanes: int = 64,
+        use_matches: bool = True,
+        harvest: bool = True,
+    ) -> None:
+        highest = 1024 if costs is None else costs.max_width - 1
+        if not 0 <= max_nodes <= highest:
+            raise ConfigError(f"max_nodes {max_nodes} is not allowed; it must be 0 to {highest}")
+        if not 1 <= max_lanes <= MAX_LANES:
+            raise ConfigError(f"max_lanes {max_lanes} is not allowed; it must be 1 to {MAX_LANES}")
+        self.candidates = candidates
+        self.n_vocab = candidates.matrix.n_vocab
+        self.k = candidates.matrix.k
+        self.max_nodes = max_nodes
+        self.max_lanes = max_lanes
+        self.harvest = harvest
+        self._use_matches = use_matches
+        self._costs = costs
+        size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
+        n_heap = (size + 1) * kernels.MAX_CANDIDATES
+        self._grown: Int32 = np.zeros((7, size), dtype=np.int32)
+        self._grown_p: Float32 = np.zeros((2, size), dtype=np.float32)
+        self._node_matches: Int32 = np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32)
+        self._heap_p: Float32 = np.zeros(n_heap, dtype=np.float32)
+        self._heap_item: Int32 = np.zeros((2, n_heap), dtype=np.int32)
+        self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
+        self._free = np.zeros(max_nodes + 1, dtype=np.float64)
+        self._text: Int32 = np.zeros(n_ctx + 1, dtype=np.int32)
+        self._n_text = 0
+        self._heads: Int32 = np.full(1 << 14, -1, dtype=np.int32)
+        self._links: Int32 = np.full(n_ctx + 1, -1, dtype=np.int32)
+        self._matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+        self._n_matches = 0
+        self._rows_known = False
+        self._expected = self._realised = 10.0
+        self._total_s = self._probe_s = 0.0
+
+    @property
+    def trust(self) -> float:
+        """Accepted over expected tokens of late; what the estimates are multiplied with."""
+        return min(1.2, self._realised / self._expected)
+
+    def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
+        before = np.empty_like(tokens)
+        before[0] = -1
+        before[1:] = tokens[:-1]
+        slot = np.arange(len(tokens), dtype=np.int32)
+        self.candidates.recycle(before, tokens, slot, len(tokens), ids, values)
+
+    def begin(self, tokens: Int32) -> None:
+        self._n_text = len(tokens)
+        self._text[: len(tokens)] = tokens
+        self._heads.fill(-1)
+        kernels.index_text(self._text, 0, self._n_text - 1, self._heads, self._links)
+        # The first token is drawn from the prompt's own last row, which is known already.
+        self._rows_known = True
+        self._find_matches()
+
+    def _find_matches(self) -> None:
+        if self._use_matches:
+            self._n_matches = int(
+                kernels.find_matches(
+                    self._text,
+                    self._n_text,
+                    self._heads,
+                    self._links,
+                    self._matches[0],
+                    self._matches[1],
+                )
+            )
+
+    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
+        costs = self._costs
+        if costs is None:
+            self._grow(draft, max_nodes, max_depth, self._free, 0.0)
+            return
+        step_s = costs.seconds(draft.n_past)[draft.n_front :]
+        max_nodes = min(max_nodes, len(step_s) - 1)
+        if max_nodes < 1:
+            return
+        rate = max(costs.rate, 1 / step_s[0])
+        self._grow(draft, max_nodes, max_depth, step_s, rate / self.trust)
+        self._total_s += step_s[draft.n - 1]
+        if draft.n == 1:
+            n = min(_PROBE_NODES, max_nodes)
+            extra_s = step_s[n] - step_s[0]
+            if self._probe_s + extra_s <= _PROBE_SHARE * self._total_s:
+                self._probe_s += extra_s
+                self._grow(draft, n, max_depth, self._free, 0.0)
+
+    def _grow(
+        self, draft: Draft, max_nodes: int, max_depth: int, seconds: object, price: float
+    ) -> None:
+        draft.n = int(
+            kernels.grow_tree(
+                *self.candidates.rows,
+                self.candidates.calibration,
+                self._text,
+                self._n_text,
+                self._matches,
+                self._n_matches,
+                max_nodes,
+                max_depth,
+                self.max_lanes,
+                seconds,
+                price,
+                self._grown,
+                self._grown_p,
+                self._node_matches,
+                self._heap_p,
+                self._heap_item,
+                draft.token,
+                draft.parent,
+                draft.depth,
+                self._chance,
+            )
+        )
+
+    def learn(
+        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
+    ) -> None:
+        new = np.array(emitted, dtype=np.int32)
+        n = self._n_text
+        if not self._rows_known:
+            self.candidates.calibrate(self._text, n, self._matches, self._n_matches, new)
+        self._rows_known = False
+        if draft.n > 1:
+            self._expected += float(self._chance[1 : draft.n].sum()) - self._expected / 64
+            self._realised += len(accepted) - self._realised / 64
+        before = draft.token[draft.parent[: draft.n]]
+        before[0] = self._text[n - 2] if n > 1 else -1
+        self.candidates.recycle(before, draft.token, draft.slot, draft.n, ids, values)
+        self._text[n : n + len(new)] = new
+        self._n_text += len(new)
+        kernels.index_text(self._text, n - 1, self._n_text - 1, self._heads, self._links)
+        self._find_matches()
