@@ -55,6 +55,21 @@ class Comparison:
         return self.run.step_s / plain_s if plain_s else 0.0
 
     @property
+    def noise(self) -> float:
+        """Difference of speed that says nothing: that of the two plain runs, at least 3 %."""
+        slow, fast = sorted((self.before.stats.decode_tps, self.after.stats.decode_tps))
+        return max(LEAST_NOISE, fast / slow - 1 if slow else 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """faster, slower, or neither beyond the noise."""
+        if self.speedup > 1 + self.noise:
+            return "faster"
+        if self.speedup * (1 + self.noise) < 1:
+            return "slower"
+        return f"no clear difference, since plain runs differ by {self.noise:.0%}"
+
+    @property
     def first_difference(self) -> int | None:
         """Index of the first token that differs from the plain text, None where none does."""
         plain, drafted = self.before.tokens, self.run.tokens
@@ -62,15 +77,6 @@ class Comparison:
             return None
         shorter = min(len(plain), len(drafted))
         return next((i for i in range(shorter) if plain[i] != drafted[i]), shorter)
-
-
-def noise(comparisons: list[Comparison]) -> float:
-    """Difference of speed that says nothing: what plain runs before and after show, or 3 %."""
-    differences = [LEAST_NOISE]
-    for c in comparisons:
-        slow, fast = sorted((c.before.stats.decode_tps, c.after.stats.decode_tps))
-        differences.append(fast / slow - 1 if slow else 0.0)
-    return max(differences)
 
 
 def table(plain: Run, comparisons: list[Comparison]) -> list[str]:
@@ -91,35 +97,27 @@ def table(plain: Run, comparisons: list[Comparison]) -> list[str]:
 
 def sentences(comparisons: list[Comparison]) -> list[str]:
     """Whether the texts are the same, what each tree brought, and whether drafting paid."""
-    limit = noise(comparisons)
     lines = [*_same_text(comparisons), ""]
     for c in comparisons:
         lines += c.run.notices
         stats = c.run.stats
+        what = "nothing was drafted"
         if stats.n_drafted:
-            lines.append(
-                f"{c.run.name}: a step yields {stats.mat:.2f} tokens and costs "
-                f"{c.step_cost:.2f} plain steps: {_verdict(c.speedup, limit)}."
-            )
-        else:
-            lines.append(f"{c.run.name}: nothing was drafted: {_verdict(c.speedup, limit)}.")
+            what = f"a step yields {stats.mat:.2f} tokens and costs {c.step_cost:.2f} plain steps"
+        lines.append(f"{c.run.name}: {what}: {c.verdict}.")
+    return [*lines, "", _outcome(comparisons)]
+
+
+def _outcome(comparisons: list[Comparison]) -> str:
     best = max(comparisons, key=lambda c: c.speedup)
-    if best.run.stats.n_drafted and best.speedup > 1 + limit:
-        lines.append(
-            f"Drafting paid on this machine: {best.run.name}, {best.speedup:.2f} times as fast."
+    if best.run.stats.n_drafted and best.verdict == "faster":
+        return f"Drafting paid on this machine: {best.run.name}, {best.speedup:.2f} times as fast."
+    if max(c.noise for c in comparisons) > BUSY:
+        return (
+            "Whether drafting pays here cannot be told now: the machine is busy with something "
+            "else. Try again when it is idle."
         )
-    else:
-        lines.append("Drafting did not pay on this machine, with this model and prompt.")
-    lines.append(f"Differences below {limit:.0%} mean nothing: so much do plain runs differ.")
-    if limit > BUSY:
-        lines.append("The machine is busy with something else; try again when it is idle.")
-    return lines
-
-
-def _verdict(speedup: float, limit: float) -> str:
-    if abs(speedup - 1) <= limit:
-        return "as fast as plain decoding"
-    return "faster" if speedup > 1 else "slower"
+    return "Drafting did not pay on this machine, with this model and prompt."
 
 
 def _same_text(comparisons: list[Comparison]) -> list[str]:
@@ -145,7 +143,6 @@ def _same_text(comparisons: list[Comparison]) -> list[str]:
 
 def report(comparisons: list[Comparison]) -> list[dict[str, Any]]:
     """Every number of each drafted run, for JSON."""
-    limit = noise(comparisons)
     return [
         {
             "name": c.run.name,
@@ -154,7 +151,8 @@ def report(comparisons: list[Comparison]) -> list[dict[str, Any]]:
             "step_cost": c.step_cost,
             "same_text": c.first_difference is None,
             "first_difference": c.first_difference,
-            "verdict": _verdict(c.speedup, limit),
+            "verdict": c.verdict,
+            "noise": c.noise,
             "notices": c.run.notices,
             "stats": c.run.stats.to_dict(),
         }

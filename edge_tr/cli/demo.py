@@ -101,7 +101,6 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
             "text": before.text,
             "plain": before.stats.to_dict(),
             "drafted": comparison.report(comparisons),
-            "noise": comparison.noise(comparisons),
             "plain_reason": reason,
         }
         write(json.dumps(facts) + "\n")
