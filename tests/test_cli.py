@@ -45,9 +45,15 @@ class Result:
     err: str
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
-def data_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def data_dir(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     directory = tmp_path / "data"
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(cache))
     monkeypatch.setenv("EDGE_TR_DATA_DIR", str(directory))
     return directory
 
@@ -356,6 +362,17 @@ def test_a_data_directory_that_cannot_be_written(
     assert result.code == 0
     assert len(result.out) > 1
     assert result.err.count("warning: what was learned is not saved") == 1
+
+
+def test_a_cache_directory_that_cannot_be_written(
+    run: Callable[..., Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "cache"
+    file.write_text("a file where the directory should be")
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(file))
+    result = run("Hello")
+    assert result.code == 0
+    assert len(result.out) > 1
 
 
 def test_matrix_commands(

@@ -15,15 +15,22 @@ from edge_tr.stats import Stats
 Demo = Callable[..., str]
 
 
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
 @pytest.fixture
 def demo(
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
+    cache: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> Demo:
     """``demo(*arguments)``: stdout of a short demo on a tiny model."""
     monkeypatch.setenv("EDGE_TR_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(cache))
 
     def call(*arguments: str, arch: str = "llama") -> str:
         fixed = ["-m", str(tiny_model(arch)), "--threads", "1", "--max-tokens", "40"]

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
 
 import pytest
 
-TinyModel = Callable[[str], Path]
+Process = Callable[..., AbstractContextManager["subprocess.Popen[bytes]"]]
 
 LONG = 30_000
 """Tokens that a tiny model is busy with for seconds."""
@@ -21,23 +21,35 @@ LONG = 30_000
 needs_signals = pytest.mark.skipif(os.name == "nt", reason="sends SIGINT to a process")
 
 
-@contextmanager
-def process(tmp_path: Path, model: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
-    """``edge-tr run`` with both its streams as pipes."""
-    command = [sys.executable, "-m", "edge_tr.cli", "run", "-m", model, "--threads", 1]
-    child = subprocess.Popen(
-        [str(part) for part in (*command, "--ctx", LONG + 2000, *arguments)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=os.environ | {"EDGE_TR_DATA_DIR": str(tmp_path / "data")},
-    )
-    with child:
-        try:
-            yield child
-        finally:
-            child.kill()
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture
+def process(tmp_path: Path, cache: Path, tiny_model: Callable[[str], Path]) -> Process:
+    """``with process(*arguments) as child``: ``edge-tr run`` with its streams as pipes."""
+
+    @contextmanager
+    def start(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+        model = ("-m", tiny_model("llama"), "--threads", 1, "--ctx", LONG + 2000)
+        command = (sys.executable, "-m", "edge_tr.cli", "run", *model, *arguments)
+        directories = {"EDGE_TR_DATA_DIR": str(tmp_path / "data"), "EDGE_TR_CACHE_DIR": str(cache)}
+        child = subprocess.Popen(
+            [str(part) for part in command],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            env=os.environ | directories,
+        )
+        with child:
+            try:
+                yield child
+            finally:
+                child.kill()
+
+    return start
 
 
 def wait_for(stream: IO[bytes] | None, text: bytes) -> None:
@@ -52,10 +64,8 @@ def wait_for(stream: IO[bytes] | None, text: bytes) -> None:
 
 
 @needs_signals
-def test_ctrl_c_while_decoding_keeps_what_was_written(
-    tmp_path: Path, tiny_model: TinyModel
-) -> None:
-    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+def test_ctrl_c_while_decoding_keeps_what_was_written(process: Process, tmp_path: Path) -> None:
+    with process("Hello", "--max-tokens", LONG) as child:
         assert child.stdout is not None
         first = child.stdout.read(1)
         child.send_signal(signal.SIGINT)
@@ -68,11 +78,11 @@ def test_ctrl_c_while_decoding_keeps_what_was_written(
 
 
 @needs_signals
-def test_ctrl_c_in_prefill(tmp_path: Path, tiny_model: TinyModel) -> None:
+def test_ctrl_c_in_prefill(process: Process, tmp_path: Path) -> None:
     prompt = tmp_path / "prompt.txt"
     prompt.write_text("the " * LONG)
     arguments = ("-f", prompt, "--no-chat", "--verbose", "--batch", 64)
-    with process(tmp_path, tiny_model("llama"), *arguments) as child:
+    with process(*arguments) as child:
         wait_for(child.stderr, b"edge-tr: reading")
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=60)
@@ -83,8 +93,8 @@ def test_ctrl_c_in_prefill(tmp_path: Path, tiny_model: TinyModel) -> None:
 
 
 @needs_signals
-def test_ctrl_c_twice(tmp_path: Path, tiny_model: TinyModel) -> None:
-    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+def test_ctrl_c_twice(process: Process) -> None:
+    with process("Hello", "--max-tokens", LONG) as child:
         assert child.stdout is not None
         child.stdout.read(1)
         child.send_signal(signal.SIGINT)
@@ -96,10 +106,10 @@ def test_ctrl_c_twice(tmp_path: Path, tiny_model: TinyModel) -> None:
 
 
 @needs_signals
-def test_ctrl_c_while_the_prompt_is_awaited(tmp_path: Path, tiny_model: TinyModel) -> None:
+def test_ctrl_c_while_the_prompt_is_awaited(process: Process, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "prompt")
     with (
-        process(tmp_path, tiny_model("llama"), "-f", tmp_path / "prompt") as child,
+        process("-f", tmp_path / "prompt") as child,
         (tmp_path / "prompt").open("wb"),  # returns once the process opened it
     ):
         child.send_signal(signal.SIGINT)
@@ -108,8 +118,8 @@ def test_ctrl_c_while_the_prompt_is_awaited(tmp_path: Path, tiny_model: TinyMode
     assert err == b"edge-tr: interrupted\n"
 
 
-def test_a_reader_that_closes_the_answer(tmp_path: Path, tiny_model: TinyModel) -> None:
-    with process(tmp_path, tiny_model("llama"), "Hello", "--max-tokens", LONG) as child:
+def test_a_reader_that_closes_the_answer(process: Process) -> None:
+    with process("Hello", "--max-tokens", LONG) as child:
         assert child.stdout is not None
         assert child.stderr is not None
         child.stdout.read(1)
@@ -120,13 +130,14 @@ def test_a_reader_that_closes_the_answer(tmp_path: Path, tiny_model: TinyModel) 
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_an_answer_that_cannot_be_written(tmp_path: Path, tiny_model: TinyModel) -> None:
+def test_an_answer_that_cannot_be_written(cache: Path, tiny_model: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "edge_tr.cli", "run", "-m", tiny_model("llama"), "Hello"]
     with open("/dev/full", "wb") as full:
         done = subprocess.run(
             [str(part) for part in (*command, "--threads", 1, "--no-save")],
             stdout=full,
             stderr=subprocess.PIPE,
+            env=os.environ | {"EDGE_TR_CACHE_DIR": str(cache)},
             check=False,
         )
     assert done.returncode == 1
@@ -135,11 +146,9 @@ def test_an_answer_that_cannot_be_written(tmp_path: Path, tiny_model: TinyModel)
 
 
 @pytest.mark.parametrize("option", ["--batch", "--ctx"])
-def test_less_room_than_the_tree_has_nodes(
-    tmp_path: Path, tiny_model: TinyModel, option: str
-) -> None:
+def test_less_room_than_the_tree_has_nodes(process: Process, option: str) -> None:
     arguments = ("Hello", option, 8, "--no-chat", "--max-tokens", 4, "--tree", "paper")
-    with process(tmp_path, tiny_model("llama"), *arguments) as child:
+    with process(*arguments) as child:
         _, err = child.communicate(timeout=60)
     assert child.returncode == 0
     assert b"decode:  4 tokens" in err
