@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -29,6 +29,7 @@ class CostTable:
     widths : numbers of tokens in a step, rising, the first is 1.
     contexts : numbers of past tokens, rising.
     seconds : seconds[context][width]; medians of whole steps: lanes, decode, top-k, commit.
+    row_s : seconds that one more row of logits costs while a prompt is read.
 
     Raises
     ------
@@ -38,6 +39,7 @@ class CostTable:
     widths: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+    row_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, values in (("widths", self.widths), ("contexts", self.contexts)):
@@ -77,7 +79,7 @@ class CostTable:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``from_dict`` reads it."""
-        return {"widths": self.widths, "contexts": self.contexts, "seconds": self.seconds}
+        return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Any) -> CostTable:
@@ -92,6 +94,7 @@ class CostTable:
                 tuple(int(n) for n in data["widths"]),
                 tuple(int(n) for n in data["contexts"]),
                 tuple(tuple(float(s) for s in row) for row in data["seconds"]),
+                float(data.get("row_s", 0.0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is not a cost table: {error}") from error
@@ -181,7 +184,10 @@ def measured_widths(max_width: int) -> list[int]:
 
 
 def median_table(
-    widths: Sequence[int], contexts: Sequence[int], samples: dict[tuple[int, int], list[float]]
+    widths: Sequence[int],
+    contexts: Sequence[int],
+    samples: dict[tuple[int, int], list[float]],
+    row_s: float = 0.0,
 ) -> CostTable:
     """The table of the medians of ``samples[context, width]``; a width without samples in some
     context is left out."""
@@ -190,4 +196,5 @@ def median_table(
         tuple(known),
         tuple(contexts),
         tuple(tuple(float(np.median(samples[c, w])) for w in known) for c in contexts),
+        row_s,
     )

@@ -13,7 +13,7 @@ from .cost import CostTable
 from .errors import ConfigError
 from .paths import cache_dir
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 def cost_path(key: dict[str, Any]) -> Path:

@@ -12,6 +12,9 @@ from .kernels import tree as kernels
 from .target import Batch, Float32, Int32
 from .tree import TreeTemplate
 
+MAX_HARVEST = 1 << 30
+"""The whole prompt."""
+
 
 class Draft:
     """One draft tree and its place in the batch, as arrays that are written in place.
@@ -108,8 +111,9 @@ class Drafter(Protocol):
         """How many best tokens of each node ``learn`` wants."""
 
     @property
-    def harvest(self) -> bool:
-        """Whether ``learn_prompt`` wants the rows of the prompt; they cost prefill time."""
+    def harvest(self) -> int:
+        """How many tokens at the end of the next prompt ``learn_prompt`` wants to see; each
+        costs a row of logits while the prompt is read."""
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         """See what the target model expected after each token of a part of the prompt.
@@ -174,7 +178,7 @@ class RecyclingDrafter:
         self.matrix = matrix
         self.template = template
         self.update = update
-        self.harvest = harvest
+        self.harvest = MAX_HARVEST if harvest else 0
         self.n_vocab = matrix.n_vocab
         self.max_nodes = template.n_nodes
         self.max_lanes = template.n_leaves

@@ -194,18 +194,20 @@ class Decoder:
         n_past = self._lanes.rewind(n_past)
         self._tokens[: len(prompt)] = prompt
         stats.n_reused = n_past
+        harvest = 0 if self.drafter is None else self.drafter.harvest
+        most_rows = max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab)
         while True:
             if self._cancelled:
                 raise CancelledError("the generation was cancelled")
             chunk = prompt[n_past : n_past + self.target.n_batch]
             last = n_past + len(chunk) == len(prompt)
-            n_rows = int(last)
-            if self.drafter is not None and self.drafter.harvest:
-                n_rows = min(len(chunk), max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab))
+            n_after = len(prompt) - n_past - len(chunk)
+            n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
+            n_rows = max(n_harvest, int(last))
             self._batch.set_chain(chunk, n_past, want_rows=n_rows)
             logits = self.target.decode(self._batch)
             self._lanes.extend(len(chunk))
-            if self.drafter is not None and self.drafter.harvest:
+            if self.drafter is not None and n_harvest > 0:
                 self.drafter.learn_prompt(chunk[len(chunk) - n_rows :], *self._topk(logits))
             n_past += len(chunk)
             if last:

@@ -51,6 +51,7 @@ def measure_costs(
     meter = _Meter(target, tokens, TopK(k, n_threads), max_width)
     short = min(64, target.n_ctx // 4)
     token_s = meter.read(short) / short
+    row_s = meter.row_s(min(48, target.n_batch))
     room = target.n_ctx - 2 * max_width - 1
     long = min(2048, room, int(budget_s / 3 / token_s))
     contexts = [short, long] if long >= 4 * short else [short]
@@ -61,13 +62,16 @@ def measure_costs(
         progress(f"measuring decode steps behind {n_past} tokens")
         meter.step(1)
         stop = perf_counter() + budget_s * (2 / 3) / len(contexts)
-        for reach in (8, 16, max_width, max_width, max_width, max_width, max_width):
-            for width in [w for w in widths if w <= reach]:
-                if perf_counter() > stop and (width > 8 or reach > 8):
-                    break
-                samples.setdefault((n_past, width), []).append(meter.step(width))
+        first = [w for w in widths if w <= 8]
+        coarse = [w for w in widths if w in (16, 32) or w == max_width]
+        for width in first + coarse + (first + coarse + widths) + widths * 8:
+            seen = samples.setdefault((n_past, width), [])
+            expected_s = width / 8 * max(samples.get((n_past, 8), [0.0]))
+            if (width > 8 or seen) and perf_counter() + expected_s > stop:
+                continue
+            seen.append(meter.step(width))
     meter.lanes.recover(0)
-    return median_table(widths, contexts, samples)
+    return median_table(widths, contexts, samples, row_s)
 
 
 class _Meter:
@@ -90,6 +94,19 @@ class _Meter:
             self.target.decode(self.batch)
             self.lanes.extend(n)
         return perf_counter() - started
+
+    def row_s(self, n: int) -> float:
+        """Seconds that one more row of logits costs, from chains of ``n`` tokens."""
+        n_past = self.lanes.n_past
+        seconds: tuple[list[float], list[float]] = ([], [])
+        for _ in range(3):
+            for want_rows, taken in ((1, seconds[0]), (n, seconds[1])):
+                self.batch.set_chain(self.tokens[:n], n_past, want_rows=want_rows)
+                started = perf_counter()
+                self.topk(self.target.decode(self.batch))
+                taken.append(perf_counter() - started)
+                self.lanes.rewind(n_past)
+        return max(0.0, float(np.median(seconds[1]) - np.median(seconds[0])) / (n - 1))
 
     def step(self, width: int) -> float:
         """Decode one tree of ``width`` tokens and take it back; seconds."""

@@ -6,7 +6,7 @@ import numpy as np
 
 from .candidates import Candidates
 from .cost import StepCosts
-from .draft import Draft
+from .draft import MAX_HARVEST, Draft
 from .errors import ConfigError
 from .kernels import candidates as kernels
 from .target import Float32, Int32
@@ -16,6 +16,9 @@ _PROBE_SHARE = 0.01
 """Most of the time that goes into drafts which are only meant to correct the costs."""
 
 _PROBE_NODES = 2
+
+_HARVEST_SHARE = 0.01
+"""Most of an answer's time that goes into reading the prompt's own logits."""
 
 
 class Recycler:
@@ -56,7 +59,7 @@ class Recycler:
         self.k = candidates.matrix.k
         self.max_nodes = max_nodes
         self.max_lanes = max_lanes
-        self.harvest = harvest
+        self._harvest = harvest
         self._use_matches = use_matches
         self._costs = costs
         size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
@@ -77,6 +80,19 @@ class Recycler:
         self._rows_known = False
         self._expected = self._realised = 10.0
         self._total_s = self._probe_s = 0.0
+
+    @property
+    def harvest(self) -> int:
+        """Rows of the prompt's end that cost at most a hundredth of an answer of 100 tokens;
+        none while drafting does not pay."""
+        if not self._harvest:
+            return 0
+        if self._costs is None or self._costs.table is None:
+            return MAX_HARVEST
+        plain_s = float(self._costs.seconds(0)[1])
+        if 0 < self._costs.rate * plain_s < 1.02:
+            return 0
+        return int(_HARVEST_SHARE * 100 * plain_s / max(self._costs.table.row_s, 1e-9))
 
     @property
     def trust(self) -> float:

@@ -105,9 +105,6 @@ class TreeTemplate:
         return f"TreeTemplate({self.n_nodes} nodes, {self.n_leaves} leaves, depth {self.max_depth})"
 
 
-SMALL_TREE = TreeTemplate([(0,), (1,), (0, 0)])
-"""Three nodes: what a processor with few cores can afford."""
-
 _PAPER_CHILDREN: dict[Path, int] = {
     (): 8,
     **{(rank,): n for rank, n in enumerate((8, 4, 3, 2, 1, 1, 1, 1))},
@@ -150,3 +147,7 @@ def _frozen(values: list[int]) -> np.ndarray[Any, np.dtype[np.int32]]:
     array = np.array(values, dtype=np.int32)
     array.flags.writeable = False
     return array
+
+
+SMALL_TREE = TreeTemplate([(0,), (1,), (0, 0)])
+"""Three nodes: what a processor with few cores can afford."""
