@@ -1,0 +1,1 @@
+"""Benchmarks: each one is ``python -m bench.<name>``; the last line of stdout is JSON."""
