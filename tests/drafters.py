@@ -130,7 +130,7 @@ class FixedCosts:
     def __init__(self, token_s: float) -> None:
         self._token_s = token_s
 
-    def observe(self, n_tokens: int, seconds: float) -> None:
+    def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:
         pass
 
     def token_s(self) -> float:

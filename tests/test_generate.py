@@ -72,9 +72,8 @@ class Case:
     def decoder(self, drafter: Drafter | None) -> tuple[Decoder, FakeTarget]:
         n_lanes = drafter.max_lanes if drafter else 1
         target = FakeTarget(self.model, n_ctx=self.n_ctx, n_batch=self.n_batch, n_lanes=n_lanes)
-        decoder = Decoder(target, drafter, max_width=self.max_width)
-        decoder._costs = FixedCosts(self.token_s)  # type: ignore[assignment]
-        return decoder, target
+        costs: Any = FixedCosts(self.token_s)
+        return Decoder(target, drafter, costs=costs, max_width=self.max_width), target
 
     def generate(
         self, decoder: Decoder, target: FakeTarget, prompt: Sequence[int] | None = None

@@ -36,10 +36,9 @@ def recycling(target: FakeTarget, template: TreeTemplate | None = None) -> Decod
     return Decoder(target, RecyclingDrafter(AdjacencyMatrix(target.n_vocab), template))
 
 
-def oracle(model: HashModel = MODEL, *, n_ctx: int = 64, reach: int = 6) -> Decoder:
-    text = model.generate(PROMPT, n_ctx)
-    target = FakeTarget(model, n_ctx=n_ctx)
-    return Decoder(target, OracleDrafter(model.n_vocab, text, reach=reach))
+def oracle(model: HashModel = MODEL, *, n_ctx: int = 64, costs: Any = None) -> Decoder:
+    drafter = OracleDrafter(model.n_vocab, model.generate(PROMPT, n_ctx), reach=6)
+    return Decoder(FakeTarget(model, n_ctx=n_ctx), drafter, costs=costs)
 
 
 # Budgets and stops
@@ -346,8 +345,7 @@ def test_a_second_decoder_starts_clean_on_a_used_target() -> None:
 
 
 def test_what_a_failing_step_accepted_is_dropped() -> None:
-    decoder = oracle(HashModel(200, memory=None))
-    decoder._costs = FixedCosts(float("inf"))  # type: ignore[assignment]
+    decoder = oracle(HashModel(200, memory=None), costs=FixedCosts(float("inf")))
     steps = decoder.generate(PROMPT)
     first = next(steps)
     assert decoder.drafter is not None

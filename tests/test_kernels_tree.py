@@ -66,7 +66,7 @@ def test_fill_tree(name: str, seed: int) -> None:
     for max_nodes in (0, 1, 2, template.n_nodes // 2, template.n_nodes):
         for max_depth in (0, 1, 2, 99):
             draft = Draft(template.n_nodes)
-            draft.reset(int(rng.integers(12)))
+            draft.reset(int(rng.integers(12)), n_past=0)
             drafter.propose(draft, max_nodes=max_nodes, max_depth=max_depth)
             tree, paths = naive.fill_tree(
                 matrix.rows.tolist(), template.paths, int(draft.token[0]), max_nodes, max_depth
@@ -111,26 +111,10 @@ def test_plan_batch(tree: naive.Tree) -> None:
 @pytest.mark.parametrize("tree", every_tree()[::3])
 def test_fill_batch(tree: naive.Tree, n_chain: int) -> None:
     draft = as_draft(tree)
+    draft.n_past, draft.n_front = 1000, n_chain + 1
     batch = Batch(n_chain + draft.n, draft.n_lanes)
     chain = np.arange(50, 50 + n_chain + 1, dtype=np.int32)
-    kernels.fill_batch(
-        chain,
-        n_chain,
-        1000,
-        draft.token,
-        draft.depth,
-        draft.slot,
-        draft.lane_first,
-        draft.lane_last,
-        draft.n,
-        batch.lane_ids_address,
-        batch.token,
-        batch.pos,
-        batch.n_lanes,
-        batch.lanes,
-        batch.logits,
-    )
-    batch.n = n_chain + draft.n
+    draft.fill(batch, chain)
     written = [
         (int(batch.token[i]), int(batch.pos[i]), list(batch.lanes_of(i)), bool(batch.logits[i]))
         for i in range(batch.n)

@@ -8,7 +8,6 @@ import numpy as np
 from drafters import add_node
 
 from edge_tr.draft import Draft
-from edge_tr.kernels import tree as kernels
 from edge_tr.lanes import LaneCache
 from edge_tr.target import Batch, Float32, Int32, TargetModel
 
@@ -38,7 +37,7 @@ class TreeBench:
 
     def plant(self, *nodes: tuple[int, int], root: int) -> None:
         """Make ``nodes``, pairs of token and parent, the tree below the root."""
-        self.draft.reset(root)
+        self.draft.reset(root, n_past=self.lanes.n_past)
         for token, parent in nodes:
             add_node(self.draft, token, parent)
         self.draft.plan()
@@ -59,27 +58,11 @@ class TreeBench:
 
     def decode(self, front: Sequence[int] = ()) -> Float32:
         """Decode the chain ``front`` and the tree; rows by node."""
-        draft, batch = self.draft, self.batch
+        draft = self.draft
+        draft.n_past, draft.n_front = self.lanes.n_past, len(front) + 1
         self.lanes.sync(draft.n_lanes)
-        batch.n = len(front) + draft.n
-        kernels.fill_batch(
-            int32([*front, -1]),
-            len(front),
-            self.lanes.n_past,
-            draft.token,
-            draft.depth,
-            draft.slot,
-            draft.lane_first,
-            draft.lane_last,
-            draft.n,
-            batch.lane_ids_address,
-            batch.token,
-            batch.pos,
-            batch.n_lanes,
-            batch.lanes,
-            batch.logits,
-        )
-        rows: Float32 = self.target.decode(batch)[draft.slot[: draft.n]]
+        draft.fill(self.batch, int32([*front, draft.token[0]]))
+        rows: Float32 = self.target.decode(self.batch)[draft.slot[: draft.n]]
         return rows
 
     def commit(self, accepted: Sequence[int], token_s: float, front: Sequence[int] = ()) -> int:
