@@ -99,6 +99,15 @@ class Recycler:
         """Accepted over expected tokens of late; what the estimates are multiplied with."""
         return min(1.2, self._realised / self._expected)
 
+    def compile(self) -> None:
+        """Compile the kernels now, so that no step waits; seconds, once on a machine."""
+        none = np.zeros(0, dtype=np.int32)
+        rows = np.zeros((0, self.k), dtype=np.int32)
+        self.begin(np.zeros(3, dtype=np.int32))
+        self._grow(Draft(self.max_nodes), 0, 0, self._free, 0.0)
+        self.candidates.calibrate(self._text, 3, self._matches, 0, none)
+        self.candidates.recycle(none, none, none, 0, rows, rows.astype(np.float32))
+
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         before = np.empty_like(tokens)
         before[0] = -1

@@ -14,7 +14,7 @@ from .candidates import Candidates
 from .config import DraftConfig, SamplingConfig
 from .cost import CostTable, StepCosts
 from .cost_cache import load_costs, save_costs
-from .draft import Drafter, RecyclingDrafter
+from .draft import RecyclingDrafter
 from .errors import ConfigError, MatrixFileError
 from .generate import Decoder
 from .llama.model import Model
@@ -110,40 +110,38 @@ class Session:
     def _make_decoder(self) -> Decoder:
         config = self.draft
         reason = self.target.plain_reason
-        if config.speculative == "off" or reason:
-            if reason and config.speculative != "off":
-                self.notices.append(reason)
-            return Decoder(self.target)
         max_width = None
-        if config.exact:
+        if config.exact and not reason and config.speculative != "off":
             self.probe = probe_widths(self.target)
             max_width = self.probe.tree_width
             if max_width < 2:
-                self.notices.append(
+                reason = (
                     "drafting is off: no batch width is bit-equal to one-token decoding with "
                     "this model, build and configuration"
                 )
-                return Decoder(self.target)
+        if config.speculative == "off" or reason:
+            if config.speculative != "off":
+                self.notices.append(reason)
+            return Decoder(self.target)
         n_threads = min(4, os.cpu_count() or 1)
-        drafter: Drafter
-        costs = None
         harvest = config.harvest and not config.exact
         if isinstance(config.speculative, TreeTemplate):
             drafter = RecyclingDrafter(
                 self.matrix, config.speculative, update=config.update, harvest=harvest
             )
-        else:
-            table = self._cost_table(n_threads)
-            costs = StepCosts(table, table.widths[-1])
-            drafter = Recycler(
-                self.candidates,
-                n_ctx=self.target.n_ctx,
-                costs=costs,
-                max_nodes=table.widths[-1] - 1,
-                max_lanes=self.target.n_lanes,
-                harvest=harvest,
-            )
-        return Decoder(self.target, drafter, costs=costs, max_width=max_width, n_threads=n_threads)
+            return Decoder(self.target, drafter, max_width=max_width, n_threads=n_threads)
+        table = self._cost_table(n_threads)
+        costs = StepCosts(table, table.widths[-1])
+        recycler = Recycler(
+            self.candidates,
+            n_ctx=self.target.n_ctx,
+            costs=costs,
+            max_nodes=table.widths[-1] - 1,
+            max_lanes=self.target.n_lanes,
+            harvest=harvest,
+        )
+        recycler.compile()
+        return Decoder(self.target, recycler, costs=costs, max_width=max_width, n_threads=n_threads)
 
     def _cost_table(self, n_threads: int) -> CostTable:
         key = self.target.cost_key() | {"k": self.draft.k, "topk_threads": n_threads}
