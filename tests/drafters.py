@@ -20,7 +20,7 @@ class TestDrafter:
         self.max_nodes = max_nodes
         self.max_lanes = max_lanes
         self.k = k
-        self.harvest = False
+        self.harvest = 0
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         raise AssertionError("harvest is off")

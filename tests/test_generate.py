@@ -15,8 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.candidates import Candidates
+from edge_tr.cost import CostTable, StepCosts
 from edge_tr.draft import Draft, Drafter, RecyclingDrafter
 from edge_tr.generate import Decoder
+from edge_tr.recycler import Recycler
 from edge_tr.sampling import TemperatureSampler
 from edge_tr.tree import TreeTemplate
 
@@ -148,6 +151,36 @@ def test_recycled(
     decoder, target = case.decoder(drafter)
     assert case.generate(decoder, target) == case.expected()
     assert case.generate(decoder, target) == case.expected()
+
+
+TABLE = CostTable((1, 2, 4, 8, 16, 64), (0, 50), ((1.0, 1.1, 1.2, 1.3, 1.5, 3.0),) * 2, 0.01)
+
+
+@COUNTED
+@given(
+    case=cases(),
+    max_nodes=st.integers(0, 30),
+    max_lanes=st.integers(1, 12),
+    weighs_costs=st.booleans(),
+    n_pairs=st.sampled_from((0, 4, 64)),
+    harvest=st.booleans(),
+)
+def test_grown_trees(
+    case: Case, max_nodes: int, max_lanes: int, weighs_costs: bool, n_pairs: int, harvest: bool
+) -> None:
+    drafter = Recycler(
+        Candidates(AdjacencyMatrix.random(case.model.n_vocab), n_pairs=n_pairs),
+        n_ctx=case.n_ctx,
+        costs=StepCosts(TABLE, 64) if weighs_costs else None,
+        max_nodes=max_nodes,
+        max_lanes=max_lanes,
+        harvest=harvest,
+    )
+    decoder, target = case.decoder(drafter)
+    for _ in range(2):
+        assert case.generate(decoder, target) == case.expected()
+    prompt = case.prompt[::-1]
+    assert case.generate(decoder, target, prompt) == case.expected(prompt)
 
 
 @COUNTED

@@ -2,9 +2,6 @@ from __future__ import annotations
 
 import json
 
-import pytest
-
-from edge_tr.cost import StepCosts
 from edge_tr.stats import Stats
 
 
@@ -33,25 +30,3 @@ def test_depths_are_counted_up_to_what_was_reached() -> None:
 
 def test_everything_goes_to_json() -> None:
     assert json.loads(json.dumps(Stats(n_tokens=3).to_dict()))["n_tokens"] == 3
-
-
-def test_a_tokens_cost_is_the_slope_between_the_widest_and_the_narrowest_step() -> None:
-    costs = StepCosts()
-    for n_tokens, seconds in ((1, 0.01), (3, 9.0), (5, 0.03)):
-        costs.observe(n_tokens, seconds)
-    assert costs.token_s() == pytest.approx(0.005)
-
-
-def test_a_tokens_cost_is_unknown_before_two_widths_were_seen() -> None:
-    costs = StepCosts()
-    assert costs.token_s() == float("inf")
-    costs.observe(4, 1.0)
-    costs.observe(4, 2.0)
-    assert costs.token_s() == float("inf")
-
-
-def test_a_tokens_cost_is_never_negative() -> None:
-    costs = StepCosts()
-    costs.observe(1, 2.0)
-    costs.observe(2, 1.0)
-    assert costs.token_s() == 0.0

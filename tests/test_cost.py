@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edge_tr.cost import CostTable, StepCosts, measured_widths, median_table
+from edge_tr.errors import ConfigError
+
+INF = float("inf")
+TABLE = CostTable((1, 2, 4, 8), (100, 300), ((10.0, 12.0, 12.0, 20.0), (20.0, 30.0, 40.0, 60.0)))
+
+
+def test_times_between_measured_widths_are_interpolated() -> None:
+    assert TABLE.at(100, 8).tolist() == [10, 10, 12, 12, 12, 14, 16, 18, 20]
+
+
+def test_times_between_measured_contexts_are_interpolated() -> None:
+    assert TABLE.at(200, 4).tolist() == [15, 15, 21, 23.5, 26]
+
+
+def test_times_beyond_the_widest_follow_the_last_slope() -> None:
+    assert TABLE.at(100, 10)[8:].tolist() == [20, 22, 24]
+
+
+def test_times_beyond_the_longest_context_follow_the_last_slope() -> None:
+    assert TABLE.at(500, 1).tolist() == [30, 30]
+
+
+def test_a_context_shorter_than_measured_counts_as_the_shortest() -> None:
+    assert TABLE.at(0, 2).tolist() == [10, 10, 12]
+
+
+def test_times_never_fall_with_the_context() -> None:
+    table = CostTable((1, 2), (0, 100), ((2.0, 9.0), (3.0, 5.0)))
+    assert table.at(1000, 2).tolist() == [12, 12, 9]
+
+
+def test_one_context_and_one_width_are_enough() -> None:
+    assert CostTable((1,), (0,), ((5.0,),)).at(7, 3).tolist() == [5, 5, 5, 5]
+
+
+def test_a_table_survives_json() -> None:
+    assert CostTable.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
+
+
+@pytest.mark.parametrize(
+    ("widths", "contexts", "seconds"),
+    [
+        ((), (0,), ((),)),
+        ((2, 3), (0,), ((1.0, 1.0),)),
+        ((1, 1), (0,), ((1.0, 1.0),)),
+        ((1,), (-1,), ((1.0,),)),
+        ((1,), (0, 0), ((1.0,), (1.0,))),
+        ((1,), (0,), ((1.0, 2.0),)),
+        ((1,), (0, 1), ((1.0,),)),
+        ((1,), (0,), ((0.0,),)),
+        ((1,), (0,), ((INF,),)),
+        ((1,), (0,), ((float("nan"),),)),
+    ],
+)
+def test_what_is_no_cost_table_is_refused(widths: Any, contexts: Any, seconds: Any) -> None:
+    with pytest.raises(ConfigError, match="cost table"):
+        CostTable(widths, contexts, seconds)
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"widths": [1]}, {"widths": "a", "contexts": []}])
+def test_a_damaged_dictionary_is_refused(data: Any) -> None:
+    with pytest.raises(ConfigError, match="cost table"):
+        CostTable.from_dict(data)
+
+
+def test_the_median_of_the_samples_is_taken() -> None:
+    samples = {(0, 1): [1.0, 9.0, 2.0], (0, 2): [4.0], (0, 3): []}
+    assert median_table([1, 2, 3], [0], samples) == CostTable((1, 2), (0,), ((2.0, 4.0),))
+
+
+@pytest.mark.parametrize("max_width", [2, 16, 17, 81, 500])
+def test_measured_widths_rise_to_the_widest(max_width: int) -> None:
+    widths = measured_widths(max_width)
+    assert widths == sorted(set(widths))
+    assert widths[0] == 1
+    assert widths[-1] == max_width
+
+
+def test_costs_without_a_table_cannot_be_asked() -> None:
+    with pytest.raises(ConfigError, match="not measured"):
+        StepCosts().seconds(0)
+
+
+def test_a_token_costs_the_slope_between_the_widest_and_the_narrowest_step() -> None:
+    costs = StepCosts()
+    for n_tokens, seconds in ((1, 0.01), (3, 9.0), (5, 0.03)):
+        costs.observe(n_tokens, 0, seconds, 1)
+    assert costs.token_s() == pytest.approx(0.005)
+
+
+def test_the_cost_of_a_token_is_unknown_before_two_widths_were_seen() -> None:
+    costs = StepCosts()
+    costs.observe(4, 0, 1.0, 1)
+    costs.observe(4, 0, 2.0, 1)
+    assert costs.token_s() == INF
+
+
+def test_the_cost_of_a_token_is_never_negative() -> None:
+    costs = StepCosts()
+    costs.observe(1, 0, 2.0, 1)
+    costs.observe(2, 0, 1.0, 1)
+    assert costs.token_s() == 0.0
+
+
+def test_the_rate_is_what_the_last_steps_gave() -> None:
+    costs = StepCosts()
+    for _ in range(2000):
+        costs.observe(1, 0, 0.5, 1)
+    assert costs.rate == pytest.approx(2.0)
+    for _ in range(2000):
+        costs.observe(4, 0, 1.0, 3)
+    assert costs.rate == pytest.approx(3.0)
+
+
+def test_costs_follow_a_machine_that_slows_down() -> None:
+    costs = StepCosts(TABLE, 8)
+    for _ in range(100):
+        costs.observe(1, 100, 20.0, 1)
+    np.testing.assert_allclose(costs.seconds(100), 2 * TABLE.at(100, 8), rtol=0.02)
+
+
+def test_costs_follow_a_width_that_was_measured_wrongly() -> None:
+    costs = StepCosts(TABLE, 8)
+    for _ in range(300):
+        costs.observe(1, 100, 10.0, 1)
+        costs.observe(4, 100, 24.0, 2)
+    seconds = costs.seconds(100)
+    assert seconds[1] == pytest.approx(10, rel=0.05)
+    assert seconds[4] == pytest.approx(24, rel=0.05)
+    assert seconds[2] == pytest.approx(12, rel=0.05)
+
+
+def test_one_odd_step_changes_little() -> None:
+    costs = StepCosts(TABLE, 8)
+    costs.observe(1, 100, 1e6, 1)
+    assert costs.seconds(100)[1] < 10 * 1.2
