@@ -18,6 +18,7 @@ class TreeBench:
     def __init__(self, target: TargetModel) -> None:
         self.target = target
         self.lanes = LaneCache(target)
+        self.lanes.recover(0)
         self.draft = Draft(40)
         self.batch = Batch(max(64, target.n_batch), target.n_lanes)
         self.tokens: list[int] = []
