@@ -65,10 +65,17 @@ def _match_class(length: int, longest: int) -> int:
 
 
 @njit(cache=True, nogil=True)
+def _first_way(keys: Array, a: int, b: int) -> int:
+    """First place of the set that a two-token row belongs to; token ids are below 2**24."""
+    mixed = np.int64(a) * np.int64(2654435761) + np.int64(b) * np.int64(2246822519)
+    return int(((mixed & np.int64(0xFFFFFFFF)) >> 14) & np.int64(keys.shape[0] - _WAYS))
+
+
+@njit(cache=True, nogil=True)
 def _find_pair(keys: Array, a: int, b: int) -> int:
     """Place of the two-token row, or -1."""
     key = (np.int64(a) << 32) | np.int64(b)
-    first = ((key * np.int64(-7046029254386353131)) >> 20) & np.int64(keys.shape[0] - _WAYS)
+    first = _first_way(keys, a, b)
     for way in range(_WAYS):
         if keys[first + way] == key:
             return int(first + way)
@@ -79,7 +86,7 @@ def _find_pair(keys: Array, a: int, b: int) -> int:
 def _claim_pair(keys: Array, stamps: Array, a: int, b: int, stamp: int) -> int:
     """Place of the two-token row, made where the set's longest unwritten row stood."""
     key = (np.int64(a) << 32) | np.int64(b)
-    first = ((key * np.int64(-7046029254386353131)) >> 20) & np.int64(keys.shape[0] - _WAYS)
+    first = _first_way(keys, a, b)
     oldest = first
     for way in range(_WAYS):
         place = first + way
@@ -135,11 +142,10 @@ def _gather(
             i += 1
         if i == n:
             tokens[n] = t
-            cells[n] = lacking * N_CODES
+            cells[n] = lacking * N_CODES + codes[b, j]
             n += 1
-        else:
-            cells[i] -= 1
-        cells[i] += codes[b, j]
+        elif cells[i] % N_CODES == 1:  # a random row may hold a token twice: the first counts
+            cells[i] += codes[b, j] - 1
     longest = 0
     for m in range(n_matches):
         if match_length[m] > longest:
