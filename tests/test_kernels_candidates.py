@@ -1,0 +1,443 @@
+"""The candidate kernels against plain Python."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import naive_candidates as naive
+import numpy as np
+import pytest
+
+from edge_tr.kernels import candidates as kernels
+
+Array = np.ndarray[Any, Any]
+SEEDS = range(12)
+PAIR_K = 4
+
+
+@dataclass
+class Learned:
+    """The same knowledge as naive sources and as arrays."""
+
+    sources: naive.Sources
+    calibration: list[list[float]]
+    rows: Array
+    codes: Array
+    pair_keys: Array
+    pair_rows: Array
+    pair_codes: Array
+
+    @property
+    def arrays(self) -> tuple[Array, ...]:
+        return self.rows, self.codes, self.pair_keys, self.pair_rows, self.pair_codes
+
+
+def random_row(rng: np.random.Generator, n_vocab: int, k: int) -> naive.Row:
+    n = int(rng.integers(1, min(k, n_vocab) + 1))
+    tokens = rng.permutation(n_vocab)[:n].tolist()
+    return [(token, int(rng.integers(2, naive.N_CODES))) for token in tokens]
+
+
+def learn(seed: int, *, n_vocab: int = 6, k: int = 4, pairs: bool = True) -> Learned:
+    """Random rows for most tokens and for many pairs, and a random calibration."""
+    rng = np.random.default_rng(seed)
+    sources = naive.Sources()
+    for token in range(n_vocab):
+        if rng.random() < 0.8:
+            sources.single[token] = random_row(rng, n_vocab, k)
+    for a, b in product(range(n_vocab), repeat=2):
+        if pairs and rng.random() < 0.4:
+            sources.pair[a, b] = random_row(rng, n_vocab, PAIR_K)
+    trials = rng.uniform(4, 20, kernels.N_CELLS)
+    calibration = np.stack((trials * rng.uniform(0, 0.6, kernels.N_CELLS), trials))
+    return as_arrays(sources, calibration, n_vocab, k)
+
+
+def as_arrays(sources: naive.Sources, calibration: Array, n_vocab: int, k: int) -> Learned:
+    rows = np.full((n_vocab, k), -1, dtype=np.int32)
+    codes = np.zeros((n_vocab, k), dtype=np.uint8)
+    for token, row in sources.single.items():
+        rows[token, : len(row)], codes[token, : len(row)] = zip(*row, strict=True)
+    size = 1 << 10 if sources.pair else 0
+    keys, stamps = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
+    pair_rows = np.full((size, PAIR_K), -1, dtype=np.int32)
+    pair_codes = np.zeros((size, PAIR_K), dtype=np.uint8)
+    new_keys, new_rows, new_codes = pair_arrays(sources.pair)
+    if size:
+        kernels.insert_pairs(keys, stamps, pair_rows, pair_codes, new_keys, new_rows, new_codes)
+        assert (keys >= 0).sum() == len(sources.pair), "a row found no place"
+    return Learned(sources, calibration.tolist(), rows, codes, keys, pair_rows, pair_codes)
+
+
+def pair_arrays(pairs: dict[tuple[int, int], naive.Row]) -> tuple[Array, Array, Array]:
+    """Rows as a file holds them."""
+    rows = np.full((len(pairs), PAIR_K), -1, dtype=np.int32)
+    codes = np.zeros((len(pairs), PAIR_K), dtype=np.uint8)
+    for i, row in enumerate(pairs.values()):
+        rows[i, : len(row)], codes[i, : len(row)] = zip(*row, strict=True)
+    return np.array([(a << 32) | b for a, b in pairs], dtype=np.int64), rows, codes
+
+
+def pairs_of(keys: Array, rows: Array, codes: Array) -> dict[tuple[int, int], naive.Row]:
+    """The two-token rows in the arrays."""
+    return {
+        (int(key) >> 32, int(key) & 0xFFFFFFFF): [
+            (int(t), int(c)) for t, c in zip(row, code, strict=True) if t >= 0
+        ]
+        for key, row, code in zip(keys, rows, codes, strict=True)
+        if key >= 0
+    }
+
+
+class Index:
+    """The match index of a text that grows."""
+
+    def __init__(self, n_ctx: int) -> None:
+        self.heads = np.full(1 << 14, -1, dtype=np.int32)
+        self.links = np.full(n_ctx, -1, dtype=np.int32)
+        self.n = 0
+
+    def matches(self, text: Array) -> list[naive.Match]:
+        kernels.index_text(text, self.n, len(text) - 1, self.heads, self.links)
+        self.n = len(text) - 1
+        found = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+        n = kernels.find_matches(text, len(text), self.heads, self.links, found[0], found[1])
+        return [(int(i), int(length)) for i, length in found[:, :n].T]
+
+
+def match_array(matches: list[naive.Match]) -> Array:
+    array = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+    if matches:
+        array[:, : len(matches)] = np.array(matches, dtype=np.int32).T
+    return array
+
+
+@dataclass
+class Grown:
+    token: list[int]
+    parent: list[int]
+    depth: list[int]
+    chance: list[float]
+
+    @property
+    def n_nodes(self) -> int:
+        return len(self.token) - 1
+
+    @property
+    def n_leaves(self) -> int:
+        return len(set(range(len(self.token))) - set(self.parent))
+
+    def path(self, node: int) -> tuple[int, ...]:
+        tokens: tuple[int, ...] = ()
+        while node > 0:
+            tokens = (self.token[node], *tokens)
+            node = self.parent[node]
+        return tokens
+
+
+def grow(
+    learned: Learned,
+    text: Array,
+    matches: list[naive.Match],
+    *,
+    max_nodes: int = 12,
+    max_depth: int = 4,
+    max_lanes: int = 64,
+    seconds: Array | None = None,
+    price: float = 0.0,
+) -> Grown:
+    size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
+    n_heap = (size + 1) * kernels.MAX_CANDIDATES
+    token, parent, depth = np.full((3, max_nodes + 1), -9, dtype=np.int32)
+    chance = np.zeros(max_nodes + 1, dtype=np.float32)
+    n = kernels.grow_tree(
+        *learned.arrays,
+        np.array(learned.calibration),
+        text,
+        len(text),
+        match_array(matches),
+        len(matches),
+        max_nodes,
+        max_depth,
+        max_lanes,
+        np.zeros(max_nodes + 1) if seconds is None else seconds,
+        price,
+        np.zeros((7, size), dtype=np.int32),
+        np.zeros((2, size), dtype=np.float32),
+        np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32),
+        np.zeros(n_heap, dtype=np.float32),
+        np.zeros((2, n_heap), dtype=np.int32),
+        token,
+        parent,
+        depth,
+        chance,
+    )
+    return Grown(*(array[:n].tolist() for array in (token, parent, depth, chance)))
+
+
+def random_text(seed: int, n: int = 60, n_vocab: int = 6) -> Array:
+    """A text that repeats itself, so that there are matches."""
+    rng = np.random.default_rng(seed)
+    text: list[int] = rng.integers(0, n_vocab, 8).tolist()
+    while len(text) < n:
+        if rng.random() < 0.5:
+            start = int(rng.integers(0, len(text)))
+            text += text[start : start + int(rng.integers(1, 9))]
+        else:
+            text.append(int(rng.integers(0, n_vocab)))
+    return np.array(text[:n], dtype=np.int32)
+
+
+def known_chances(
+    learned: Learned, text: Array, matches: list[naive.Match], tree: Grown
+) -> dict[tuple[int, ...], float]:
+    """The naive probability of every child of every node of the tree."""
+    known: dict[tuple[int, ...], float] = {(): 1.0}
+    for node in range(len(tree.token)):
+        path = tree.path(node)
+        for child in naive.children(
+            learned.sources, learned.calibration, text.tolist(), matches, path, known[path]
+        ):
+            known[child.path] = child.chance
+    return known
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grow_tree_takes_the_most_probable_paths(seed: int, pairs: bool) -> None:
+    learned = learn(seed, pairs=pairs)
+    text = random_text(seed)
+    matches = naive.find_matches(text.tolist())
+    for max_nodes, max_depth in ((0, 4), (1, 4), (5, 1), (12, 3), (30, 5)):
+        tree = grow(learned, text, matches, max_nodes=max_nodes, max_depth=max_depth)
+        best = naive.grow_tree(
+            learned.sources, learned.calibration, text.tolist(), matches, max_nodes, max_depth
+        )
+        # Paths as probable as the last one may be swapped, so that chances are compared.
+        assert sorted(tree.chance[1:], reverse=True) == pytest.approx(
+            [candidate.chance for candidate in best], abs=1e-6
+        )
+        known = known_chances(learned, text, matches, tree)
+        for node in range(len(tree.token)):
+            assert tree.chance[node] == pytest.approx(known[tree.path(node)], abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_grown_tree_is_in_bfs_order_and_has_no_twins(seed: int) -> None:
+    learned = learn(seed)
+    text = random_text(seed)
+    tree = grow(learned, text, naive.find_matches(text.tolist()), max_nodes=40, max_depth=6)
+    assert tree.token[0] == text[-1]
+    assert tree.parent[0] == -1
+    assert all(parent < node for node, parent in enumerate(tree.parent))
+    assert tree.depth == [len(tree.path(node)) for node in range(len(tree.token))]
+    assert tree.depth == sorted(tree.depth)
+    paths = [tree.path(node) for node in range(len(tree.token))]
+    assert len(set(paths)) == len(paths)
+    siblings = [
+        (a, b) for a, b in pairwise(range(1, len(paths))) if tree.parent[a] == tree.parent[b]
+    ]
+    assert all(tree.chance[a] >= tree.chance[b] for a, b in siblings)
+
+
+@pytest.mark.parametrize("max_lanes", [1, 2, 5])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_grown_tree_keeps_to_its_lanes(seed: int, max_lanes: int) -> None:
+    learned = learn(seed)
+    text = random_text(seed)
+    tree = grow(learned, text, [], max_nodes=30, max_depth=8, max_lanes=max_lanes)
+    assert tree.n_leaves <= max_lanes
+
+
+def test_one_lane_is_the_chain_of_best_children() -> None:
+    learned = learn(3)
+    text = random_text(3)
+    tree = grow(learned, text, [], max_nodes=5, max_depth=5, max_lanes=1)
+    path: tuple[int, ...] = ()
+    for node in range(1, len(tree.token)):
+        best = naive.children(learned.sources, learned.calibration, text.tolist(), [], path)
+        path = max(best, key=lambda candidate: candidate.chance).path
+        assert tree.path(node) == path
+    assert tree.n_nodes > 1
+
+
+@pytest.mark.parametrize("price", [0.0, 0.01, 0.05, 0.2, 2.0])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_grow_tree_cuts_where_a_node_costs_more_than_it_brings(seed: int, price: float) -> None:
+    rng = np.random.default_rng(seed)
+    learned = learn(seed)
+    text = random_text(seed)
+    matches = naive.find_matches(text.tolist())
+    seconds = np.cumsum(rng.choice([0.0, 0.5, 3.0], 25))  # a staircase
+    tree = grow(learned, text, matches, max_nodes=24, seconds=seconds, price=price)
+    whole = grow(learned, text, matches, max_nodes=24)
+    chances = sorted(whole.chance[1:], reverse=True)
+    assert tree.n_nodes == naive.best_cut(chances, seconds.tolist(), price)
+    assert sorted(tree.chance[1:], reverse=True) == chances[: tree.n_nodes]
+
+
+def test_nothing_known_grows_nothing() -> None:
+    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, 4)
+    assert grow(learned, random_text(0), []).token == [random_text(0)[-1]]
+
+
+def test_a_match_past_the_end_of_the_text_reads_the_path_itself() -> None:
+    # After "1 2 1 2" the match goes on with "1 2", and then with what it drafted itself.
+    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 3, 2)
+    text = np.array([1, 2, 1, 2], dtype=np.int32)
+    tree = grow(learned, text, [(2, 2)], max_nodes=6, max_depth=6)
+    assert tree.path(6) == (1, 2, 1, 2, 1, 2)
+
+
+def test_a_token_that_stands_twice_in_a_row_is_one_candidate() -> None:
+    sources = naive.Sources(single={0: [(1, 9), (1, 9), (1, 9)]})
+    learned = as_arrays(sources, np.ones((2, kernels.N_CELLS)), 3, 3)
+    learned.calibration = [[float(c) for c in range(kernels.N_CELLS)], [1000.0] * kernels.N_CELLS]
+    tree = grow(learned, np.array([0], dtype=np.int32), [], max_depth=1)
+    assert tree.path(1) == (1,)
+    assert tree.n_nodes == 1
+    assert tree.chance[1] == pytest.approx(0.009)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_find_matches(seed: int) -> None:
+    text = random_text(seed, 300, 3)
+    index = Index(300)
+    for n in range(1, 300):
+        assert index.matches(text[:n]) == naive.find_matches(text[:n].tolist())
+
+
+def test_matches_agree_in_32_tokens_at_most() -> None:
+    text = np.tile(np.arange(2, dtype=np.int32), 60)
+    assert Index(120).matches(text) == [(118 - 2 * i, 32) for i in range(kernels.MAX_MATCHES)]
+
+
+def recycle_arguments(seed: int, k: int, n: int = 7, n_vocab: int = 6) -> dict[str, Array]:
+    rng = np.random.default_rng(seed)
+    logits = np.sort(rng.normal(0, 3, (n, n_vocab)).astype(np.float32))[:, ::-1]
+    ids = np.argsort(rng.random((n, n_vocab)))[:, :k].astype(np.int32)
+    values = np.ascontiguousarray(logits[:, :k])
+    short = rng.random(n) < 0.3  # rows with fewer finite logits than k
+    ids[short, k // 2 :], values[short, k // 2 :] = -1, -np.inf
+    return {
+        "before": rng.integers(-1, n_vocab, n).astype(np.int32),
+        "token": rng.integers(0, n_vocab, n).astype(np.int32),
+        "slot": rng.permutation(n).astype(np.int32),
+        "ids": ids,
+        "values": values,
+    }
+
+
+@pytest.mark.parametrize("by_rank", [False, True])
+@pytest.mark.parametrize("k", [2, 4, 6])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_recycle_rows(seed: int, k: int, by_rank: bool) -> None:
+    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, k)
+    keys, stamps = np.full(4, -1, dtype=np.int64), np.zeros(4, dtype=np.int64)
+    pair_rows = np.full((4, PAIR_K), -1, dtype=np.int32)
+    pair_codes = np.zeros((4, PAIR_K), dtype=np.uint8)
+    single: dict[int, naive.Row] = {}
+    table = naive.PairTable()
+    for stamp in range(1, 5):
+        new = recycle_arguments(100 * seed + stamp, k)
+        kernels.recycle_rows(
+            learned.rows, learned.codes, keys, stamps, pair_rows, pair_codes, stamp,
+            new["before"], new["token"], new["slot"], 7, new["ids"], new["values"], by_rank,
+        )  # fmt: skip
+        for i in range(7):
+            ids, values = new["ids"][new["slot"][i]], new["values"][new["slot"][i]]
+            coded = naive.codes_of(values.tolist(), by_rank=by_rank)
+            row = [(int(t), c) for t, c in zip(ids, coded, strict=True) if t >= 0]
+            single[int(new["token"][i])] = row
+            if new["before"][i] >= 0:
+                pair = (int(new["before"][i]), int(new["token"][i]))
+                table.write(pair, row[:PAIR_K], stamp)
+    found = {
+        token: [(int(t), int(c)) for t, c in zip(*row, strict=True) if t >= 0]
+        for token, row in enumerate(zip(learned.rows, learned.codes, strict=True))
+    }
+    assert {token: row for token, row in found.items() if row} == single
+    assert pairs_of(keys, pair_rows, pair_codes) == table.contents()
+
+
+def test_recycle_rows_without_two_token_rows() -> None:
+    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, 4)
+    new = recycle_arguments(0, 4)
+    stamps = np.zeros(0, dtype=np.int64)
+    kernels.recycle_rows(
+        learned.rows, learned.codes, learned.pair_keys, stamps, learned.pair_rows,
+        learned.pair_codes, 1, new["before"], new["token"], new["slot"], 7, new["ids"],
+        new["values"], False,
+    )  # fmt: skip
+    assert set(np.flatnonzero(learned.rows[:, 0] >= 0)) == set(new["token"].tolist())
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_insert_pairs_keeps_the_newest(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    pairs = {
+        (int(a), int(b)): random_row(rng, 9, PAIR_K) for a, b in rng.integers(0, 1 << 16, (9, 2))
+    }
+    keys, stamps = np.full(4, -1, dtype=np.int64), np.zeros(4, dtype=np.int64)
+    rows, codes = np.full((4, PAIR_K), -1, dtype=np.int32), np.zeros((4, PAIR_K), dtype=np.uint8)
+    kernels.insert_pairs(keys, stamps, rows, codes, *pair_arrays(pairs))
+    table = naive.PairTable()
+    for stamp, (pair, row) in enumerate(pairs.items()):
+        table.write(pair, row, stamp + 1)
+    assert pairs_of(keys, rows, codes) == table.contents() == dict(list(pairs.items())[-4:])
+
+
+def test_two_token_rows_spread_over_the_table() -> None:
+    rng = np.random.default_rng(0)
+    pairs = {(int(a), int(b)): [(0, 5)] for a, b in rng.zipf(1.2, (1 << 12, 2)) % 50_000}
+    keys, stamps = np.full(1 << 14, -1, dtype=np.int64), np.zeros(1 << 14, dtype=np.int64)
+    rows = np.full((1 << 14, PAIR_K), -1, dtype=np.int32)
+    codes = np.zeros((1 << 14, PAIR_K), dtype=np.uint8)
+    kernels.insert_pairs(keys, stamps, rows, codes, *pair_arrays(pairs))
+    assert (keys >= 0).sum() > 0.99 * len(pairs)
+
+
+@pytest.mark.parametrize("pairs", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_calibrate(seed: int, pairs: bool) -> None:
+    learned = learn(seed, pairs=pairs)
+    calibration = np.array(learned.calibration)
+    expected = [list(row) for row in learned.calibration]
+    scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
+    text = random_text(seed, 80)
+    for n in range(1, 70, 5):
+        matches = naive.find_matches(text[:n].tolist())
+        emitted = text[n : n + 5]
+        kernels.calibrate(
+            *learned.arrays, calibration, 15.0, text, n, match_array(matches), len(matches),
+            emitted, len(emitted), scratch[0], scratch[1],
+        )  # fmt: skip
+        naive.calibrate(
+            learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist()
+        )
+    np.testing.assert_allclose(calibration, expected)
+    assert (calibration != np.array(learned.calibration)).any()
+
+
+@pytest.mark.parametrize(
+    ("values", "codes"),
+    [
+        ([0.0], [9]),
+        ([0.0, 0.0], [6, 6]),
+        ([5.0, 0.0, 0.0, -np.inf], [9, 2, 2, 2]),
+        ([1.0, 0.0, 0.0, 0.0], [6, 4, 4, 4]),
+    ],
+)
+def test_stored_probabilities(values: list[float], codes: list[int]) -> None:
+    k = len(values)
+    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, k)
+    zero = np.zeros(1, dtype=np.int32)
+    ids = np.arange(k, dtype=np.int32)[None]
+    kernels.recycle_rows(
+        learned.rows, learned.codes, learned.pair_keys, np.zeros(0, dtype=np.int64),
+        learned.pair_rows, learned.pair_codes, 1, zero - 1, zero, zero, 1, ids,
+        np.array([values], dtype=np.float32), False,
+    )  # fmt: skip
+    assert learned.codes[0].tolist() == codes == naive.codes_of(values)
