@@ -66,7 +66,7 @@ def measure_costs(
         coarse = [w for w in widths if w in (16, 32) or w == max_width]
         for width in first + coarse + (first + coarse + widths) + widths * 8:
             seen = samples.setdefault((n_past, width), [])
-            expected_s = width / 8 * max(samples.get((n_past, 8), [0.0]))
+            expected_s = width / 8 * max(samples.get((n_past, 8)) or [0.0])
             if (width > 8 or seen) and perf_counter() + expected_s > stop:
                 continue
             seen.append(meter.step(width))

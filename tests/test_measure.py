@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+from fake_target import FakeTarget
+
+from edge_tr.errors import ConfigError
+from edge_tr.measure import measure_costs
+
+
+def test_every_width_is_measured_and_the_cache_left_empty() -> None:
+    target = FakeTarget(n_ctx=400, n_batch=64, n_lanes=40)
+    table = measure_costs(target, max_width=32, budget_s=0.5)
+    assert table.contexts[0] == 64
+    assert set(range(1, 9)) <= set(table.widths)
+    assert table.row_s >= 0
+    assert (target.pos == -1).all()
+
+
+def test_no_time_still_measures_the_narrow_widths() -> None:
+    table = measure_costs(FakeTarget(n_ctx=400, n_batch=64), max_width=40, budget_s=0.0)
+    assert table.widths[:8] == tuple(range(1, 9))
+
+
+@pytest.mark.parametrize("n_lanes", [1, 2, 8])
+def test_few_lanes_are_enough(n_lanes: int) -> None:
+    target = FakeTarget(n_ctx=200, n_batch=32, n_lanes=n_lanes)
+    assert measure_costs(target, max_width=20, budget_s=0.1).widths[0] == 1
+
+
+@pytest.mark.parametrize(("n_ctx", "n_batch"), [(256, 2), (64, 4), (65, 64)])
+def test_small_contexts_and_batches(n_ctx: int, n_batch: int) -> None:
+    target = FakeTarget(n_ctx=n_ctx, n_batch=n_batch)
+    table = measure_costs(target, max_width=min(n_batch, n_ctx // 4), budget_s=0.1)
+    assert table.widths[0] == 1
+
+
+def test_progress_is_told() -> None:
+    lines: list[str] = []
+    measure_costs(FakeTarget(n_ctx=200), max_width=4, budget_s=0.05, progress=lines.append)
+    assert lines[0] == "measuring decode steps behind 50 tokens"
+
+
+@pytest.mark.parametrize("max_width", [0, 1, 33, 1000])
+def test_a_width_that_does_not_fit_is_refused(max_width: int) -> None:
+    with pytest.raises(ConfigError, match=f"max_width {max_width} is not allowed"):
+        measure_costs(FakeTarget(n_ctx=200, n_batch=32), max_width=max_width)
