@@ -6,14 +6,58 @@ import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from .cost import CostTable
 from .errors import ConfigError
+from .measure import measure_costs
 from .paths import cache_dir
+from .target import TargetModel
 
 _FORMAT = 2
+
+_MAX_WIDTH = 81
+"""Widest step of automatic mode: the root and 80 nodes."""
+
+
+class KnownTarget(TargetModel, Protocol):
+    """A target that can say what its costs depend on."""
+
+    def cost_key(self) -> dict[str, Any]: ...
+
+
+def costs_of(
+    target: KnownTarget,
+    *,
+    k: int,
+    n_threads: int,
+    budget_s: float = 4.0,
+    anew: bool = False,
+    progress: Callable[[str], None] = lambda line: None,
+) -> CostTable:
+    """The costs of this target: those kept on disk, else measured now and kept.
+
+    Parameters
+    ----------
+    k, n_threads, budget_s, progress : see ``measure_costs``.
+    anew : measure even if there are costs on disk, and replace them.
+    """
+    key = target.cost_key() | {"k": k, "topk_threads": n_threads}
+    table = None if anew else load_costs(key)
+    if table is None:
+        max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
+        table = measure_costs(
+            target,
+            k=k,
+            max_width=max_width,
+            n_threads=n_threads,
+            budget_s=budget_s,
+            progress=progress,
+        )
+        save_costs(key, table)
+    return table
 
 
 def cost_path(key: dict[str, Any]) -> Path:

@@ -12,23 +12,20 @@ from . import store
 from .adjacency import AdjacencyMatrix
 from .candidates import Candidates
 from .config import DraftConfig, SamplingConfig
-from .cost import CostTable, StepCosts
-from .cost_cache import load_costs, save_costs
+from .cost import StepCosts
+from .cost_cache import costs_of
 from .draft import RecyclingDrafter
 from .errors import ConfigError, MatrixFileError
 from .generate import Decoder
 from .llama.model import Model
 from .llama.sampler import LlamaSampler
 from .llama.target import ContextConfig, LlamaTarget
-from .measure import measure_costs
 from .probe import WidthProbe, probe_widths
 from .recycler import Recycler
 from .stats import Stats
 from .target import Int32
+from .topk import default_threads
 from .tree import TreeTemplate
-
-_MAX_WIDTH = 81
-"""Widest step of automatic mode: the root and 80 nodes."""
 
 
 class Session:
@@ -110,9 +107,12 @@ class Session:
     def _make_decoder(self) -> Decoder:
         config = self.draft
         reason = self.target.plain_reason
+        if not reason and self.target.n_batch < 2:
+            reason = "drafting is off: a batch of one token (n_batch=1) holds no draft"
         max_width = None
         if config.exact and not reason and config.speculative != "off":
-            self.probe = probe_widths(self.target)
+            most = min(16, self.target.n_batch, self.target.n_ctx // 4)
+            self.probe = probe_widths(self.target, max_width=most)
             max_width = self.probe.tree_width
             if max_width < 2:
                 reason = (
@@ -123,14 +123,14 @@ class Session:
             if config.speculative != "off":
                 self.notices.append(reason)
             return Decoder(self.target)
-        n_threads = min(4, os.cpu_count() or 1)
+        n_threads = default_threads()
         harvest = config.harvest and not config.exact
         if isinstance(config.speculative, TreeTemplate):
             drafter = RecyclingDrafter(
                 self.matrix, config.speculative, update=config.update, harvest=harvest
             )
             return Decoder(self.target, drafter, max_width=max_width, n_threads=n_threads)
-        table = self._cost_table(n_threads)
+        table = costs_of(self.target, k=config.k, n_threads=n_threads)
         costs = StepCosts(table, table.widths[-1])
         recycler = Recycler(
             self.candidates,
@@ -142,17 +142,6 @@ class Session:
         )
         recycler.compile()
         return Decoder(self.target, recycler, costs=costs, max_width=max_width, n_threads=n_threads)
-
-    def _cost_table(self, n_threads: int) -> CostTable:
-        key = self.target.cost_key() | {"k": self.draft.k, "topk_threads": n_threads}
-        table = load_costs(key)
-        if table is None:
-            max_width = min(_MAX_WIDTH, self.target.n_batch, self.target.n_ctx // 4)
-            table = measure_costs(
-                self.target, k=self.draft.k, max_width=max_width, n_threads=n_threads
-            )
-            save_costs(key, table)
-        return table
 
     def prompt_tokens(self, text: str, *, chat: bool = True) -> Int32:
         """Token ids of a prompt, int32[n].

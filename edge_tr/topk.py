@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
@@ -13,6 +14,11 @@ from .target import Float32, Int32
 
 _MIN_PER_THREAD = 1 << 19
 """Logits that are worth handing to another thread (about 20 microseconds of work)."""
+
+
+def default_threads() -> int:
+    """Threads that a session gives to the top-k."""
+    return min(4, os.cpu_count() or 1)
 
 
 class TopK:
