@@ -99,6 +99,12 @@ class Recycler:
         """Accepted over expected tokens of late; what the estimates are multiplied with."""
         return min(1.2, self._realised / self._expected)
 
+    @property
+    def chances(self) -> Float32:
+        """float32[max_nodes + 1]; estimated probability of the path to each node of the last
+        tree, in BFS order. Sorted by it, falling, any first nodes are a tree."""
+        return self._chance
+
     def compile(self) -> None:
         """Compile the kernels now, so that no step waits; seconds, once on a machine."""
         none = np.zeros(0, dtype=np.int32)
