@@ -47,7 +47,11 @@ print(json.dumps({name: [str(s) for s in kernel.signatures] for name, kernel in 
 """
 
 
-@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled with the JIT off")
+pytestmark = pytest.mark.skipif(
+    bool(numba.config.DISABLE_JIT), reason="nothing is compiled with the JIT off"
+)
+
+
 def test_each_kernel_has_one_signature_after_use() -> None:
     done = subprocess.run(
         [sys.executable, "-c", USE_EVERYTHING],
@@ -60,3 +64,26 @@ def test_each_kernel_has_one_signature_after_use() -> None:
     kernels = ["topk_rows", "fill_tree", "plan_batch", "fill_batch", "walk_greedy", "find_child"]
     counts = {name: len(found) for name, found in signatures.items()}
     assert counts == dict.fromkeys([*kernels, "recycle"], 1)
+
+
+NOWHERE_TO_CACHE = """
+from numba.core import caching
+
+
+def refuse(self):
+    raise OSError("read-only")
+
+
+caching._CacheLocator.ensure_cache_path = refuse
+from edge_tr.kernels import CACHE, topk, tree
+from edge_tr.llama import target
+
+print(CACHE)
+"""
+
+
+def test_kernels_compile_where_no_directory_can_be_written() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", NOWHERE_TO_CACHE], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "False\n", done.stderr

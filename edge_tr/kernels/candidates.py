@@ -20,6 +20,8 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from . import CACHE
+
 Array = np.ndarray[Any, Any]
 
 N_CODES = 10
@@ -30,7 +32,7 @@ MAX_MATCHES = 8
 _WAYS = 4
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _probability_code(p: float) -> int:
     if p < 0.04:
         return 2
@@ -49,7 +51,7 @@ def _probability_code(p: float) -> int:
     return 9
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _match_class(length: int, longest: int) -> int:
     if length < longest:
         return 6 if length < 4 else 7
@@ -64,14 +66,14 @@ def _match_class(length: int, longest: int) -> int:
     return 5
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _first_way(keys: Array, a: int, b: int) -> int:
     """First place of the set that a two-token row belongs to; token ids are below 2**24."""
     mixed = np.int64(a) * np.int64(2654435761) + np.int64(b) * np.int64(2246822519)
     return int(((mixed & np.int64(0xFFFFFFFF)) >> 14) & np.int64(keys.shape[0] - _WAYS))
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _find_pair(keys: Array, a: int, b: int) -> int:
     """Place of the two-token row, or -1."""
     key = (np.int64(a) << 32) | np.int64(b)
@@ -82,7 +84,7 @@ def _find_pair(keys: Array, a: int, b: int) -> int:
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _claim_pair(keys: Array, stamps: Array, a: int, b: int, stamp: int) -> int:
     """Place of the two-token row, made where the set's longest unwritten row stood."""
     key = (np.int64(a) << 32) | np.int64(b)
@@ -100,7 +102,7 @@ def _claim_pair(keys: Array, stamps: Array, a: int, b: int, stamp: int) -> int:
     return int(oldest)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _gather(
     rows: Array,
     codes: Array,
@@ -167,7 +169,7 @@ def _gather(
     return n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _estimate(cells: Array, n: int, calibration: Array, p: Array) -> None:
     """Probability of each candidate; where they add up to more than 1 they are scaled down."""
     total = 0.0
@@ -179,7 +181,7 @@ def _estimate(cells: Array, n: int, calibration: Array, p: Array) -> None:
             p[i] /= total
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def index_text(text: Array, first: int, last: int, heads: Array, links: Array) -> None:
     """Enter the positions ``first <= i < last`` of a text into the match index.
 
@@ -195,7 +197,7 @@ def index_text(text: Array, first: int, last: int, heads: Array, links: Array) -
         heads[h] = i
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def find_matches(
     text: Array,
     n: int,
@@ -241,7 +243,7 @@ def find_matches(
     return found
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _match_tokens(
     text: Array,
     n_text: int,
@@ -265,7 +267,7 @@ def _match_tokens(
         match_token[m] = token[up]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _push(heap_p: Array, heap_item: Array, n: int, p: float, token: int, parent: int) -> None:
     """Push onto a binary heap of ``n`` paths, the most probable one on top."""
     i = n
@@ -280,7 +282,7 @@ def _push(heap_p: Array, heap_item: Array, n: int, p: float, token: int, parent:
     heap_item[1, i] = parent
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def _pop(heap_p: Array, heap_item: Array, n: int) -> None:
     """Take the top off a binary heap of ``n`` paths."""
     last = n - 1
@@ -303,7 +305,7 @@ def _pop(heap_p: Array, heap_item: Array, n: int) -> None:
     heap_item[1, i] = parent
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def grow_tree(
     rows: Array,
     codes: Array,
@@ -455,7 +457,7 @@ def grow_tree(
     return best_n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def recycle_rows(
     rows: Array,
     codes: Array,
@@ -505,7 +507,7 @@ def recycle_rows(
                 pair_codes[place, j] = code[j] if j < k else 0
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def calibrate(
     rows: Array,
     codes: Array,
@@ -577,7 +579,7 @@ def calibrate(
         a, b = b, chosen
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def insert_pairs(
     pair_keys: Array,
     pair_stamps: Array,

@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from . import CACHE
+
 Array = np.ndarray[Any, Any]
 
 
-@njit(cache=True, nogil=True, error_model="numpy")
+@njit(cache=CACHE, nogil=True, error_model="numpy")
 def topk_rows(logits: Array, first: int, last: int, ids: Array, values: Array) -> None:
     """Write the k largest entries of rows ``first`` to ``last - 1``, best first.
 

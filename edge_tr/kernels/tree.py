@@ -11,10 +11,12 @@ from typing import Any
 import numpy as np
 from numba import njit
 
+from . import CACHE
+
 Array = np.ndarray[Any, Any]
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def fill_tree(
     rows: Array,
     template_parent: Array,
@@ -66,7 +68,7 @@ def fill_tree(
     return n
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def plan_batch(
     parent: Array, n: int, slot: Array, lane_first: Array, lane_last: Array, scratch: Array
 ) -> int:
@@ -117,7 +119,7 @@ def plan_batch(
     return int(n_lanes)
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def fill_batch(
     chain: Array,
     n_chain: int,
@@ -163,7 +165,7 @@ def fill_batch(
         batch_logits[j] = 1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def walk_greedy(
     token: Array, parent: Array, slot: Array, n: int, ids: Array, accepted: Array
 ) -> int:
@@ -192,7 +194,7 @@ def walk_greedy(
     return n_accepted
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def find_child(token: Array, parent: Array, n: int, node: int, wanted: int) -> int:
     """First child of ``node`` that holds the token ``wanted``, or -1."""
     for i in range(node + 1, n):
@@ -201,7 +203,7 @@ def find_child(token: Array, parent: Array, n: int, node: int, wanted: int) -> i
     return -1
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=CACHE, nogil=True)
 def recycle(rows: Array, token: Array, slot: Array, nodes: Array, n: int, ids: Array) -> None:
     """Overwrite the row of each node's token with the target model's best tokens there.
 

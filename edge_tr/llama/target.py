@@ -13,6 +13,7 @@ import numpy as np
 from numba import carray, cfunc, types
 
 from ..errors import CancelledError, ConfigError, ContextFullError, DecodeError, ModelLoadError
+from ..kernels import CACHE
 from ..target import Batch, Float32
 from ..tree import MAX_LANES
 from .library import forget_errors, function, lib, recent_errors, system_info, version
@@ -46,7 +47,7 @@ _seq_cp = function(
 )
 
 
-@cfunc(types.boolean(types.voidptr), cache=True)  # type: ignore[untyped-decorator]
+@cfunc(types.boolean(types.voidptr), cache=CACHE)  # type: ignore[untyped-decorator]
 def _abort_callback(flag: Any) -> bool:
     return bool(carray(flag, 1, np.uint8)[0] != 0)
 
