@@ -66,7 +66,7 @@ class Decoder:
         self._batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
         self._topk = TopK(drafter.k if drafter else 1, n_threads)
         self._lanes = LaneCache(target)
-        self._costs = costs or StepCosts()
+        self.costs = costs or StepCosts()
         self._tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
         self._accepted: Int32 = np.zeros(n_nodes + 1, dtype=np.int32)
@@ -249,7 +249,7 @@ class Decoder:
         stats.lanes_s += t2 - t1
         stats.decode_s += t3 - t2
         stats.count_depths(int(draft.depth[: draft.n].max()), len(emitted) - 1)
-        self._costs.observe(self._batch.n, n_past, perf_counter() - t0, len(emitted))
+        self.costs.observe(self._batch.n, n_past, perf_counter() - t0, len(emitted))
         return emitted
 
     def _verify(
@@ -276,7 +276,7 @@ class Decoder:
             emitted, accepted = self._walk_sampled(logits, n_front, sampler, stop_tokens, budget)
         t2 = perf_counter()
         if self._n_tokens > self._lanes.n_past:
-            self._lanes.commit(n_front, draft, accepted, self._costs.token_s())
+            self._lanes.commit(n_front, draft, accepted, self.costs.token_s())
         t3 = perf_counter()
         if self.drafter is not None:
             self.drafter.learn(draft, ids, values, accepted, emitted)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -36,6 +36,7 @@ class Session:
     path : the GGUF file.
     context, draft : see ``ContextConfig`` and ``DraftConfig``.
     n_gpu_layers : layers on the GPU, -1 = all.
+    progress : called with a line before something that takes seconds.
 
     Attributes
     ----------
@@ -55,7 +56,9 @@ class Session:
         context: ContextConfig | None = None,
         draft: DraftConfig | None = None,
         n_gpu_layers: int = 0,
+        progress: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self._progress = progress
         self.draft = draft or DraftConfig()
         self.notices: list[str] = []
         self.probe: WidthProbe | None = None
@@ -165,7 +168,8 @@ class Session:
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
     ) -> Iterator[str]:
-        """Generate and yield the text of each step; a character is never cut in two.
+        """Generate and yield the text of each step; a character is never cut in two, and one
+        that the limit cuts is left out.
 
         Raises
         ------
@@ -184,9 +188,21 @@ class Session:
             text = decode(self.model.detokenize(tokens))
             if text:
                 yield text
-        rest = decode(b"", True)
-        if rest:
-            yield rest
+
+    def explain(self) -> str:
+        """What automatic mode chose in the last generation and why; empty where it had no
+        choice."""
+        stats, drafter = self.stats, self.decoder.drafter
+        if not isinstance(drafter, Recycler) or stats.n_steps == 0:
+            return ""
+        step_s = self.decoder.costs.seconds(stats.n_prompt + stats.n_tokens // 2)
+        prices = ", ".join(f"{n} tokens {step_s[n] / step_s[1]:.2f}" for n in (2, 4, 8)
+                           if n < len(step_s))  # fmt: skip
+        n_drafting = stats.n_steps - stats.n_plain_steps
+        share = f"drafted in {n_drafting} of {stats.n_steps} steps"
+        if n_drafting:
+            share += f", {stats.n_drafted / n_drafting:.1f} nodes each"
+        return f"automatic mode {share}; cost here, in plain steps: {prices}"
 
     def cancel(self) -> None:
         """Make the running generation raise CancelledError soon; from any thread."""

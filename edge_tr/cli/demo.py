@@ -140,7 +140,13 @@ class _Demo:
             type_v="q8_0",
         )
         draft = DraftConfig(speculative=tree, start="empty")
-        return Session(self.path, context=context, draft=draft, n_gpu_layers=self.args.gpu_layers)
+        return Session(
+            self.path,
+            context=context,
+            draft=draft,
+            n_gpu_layers=self.args.gpu_layers,
+            progress=note,
+        )
 
     def measure(self, name: str, tree: Any, *, show: bool = False) -> comparison.Run:
         """Answer the prompt once, from an empty matrix and an empty cache."""
@@ -157,7 +163,8 @@ class _Demo:
             pieces = [
                 session.model.piece(t, special=True).decode("utf-8", "replace") for t in tokens
             ]
-            text, notices = "".join(parts), list(session.notices)
+            text, notices = "".join(parts), [*session.notices, session.explain()]
+            notices = [line for line in notices if line]
             run = comparison.Run(name, tokens, pieces, text, session.stats, notices)
         note(f"{name}: {run.stats.decode_tps:.1f} tok/s")
         return run

@@ -115,7 +115,7 @@ def _run(
 ) -> int:
     from edge_tr.session import Session
 
-    with Session(path, **settings) as session:
+    with Session(path, progress=note, **settings) as session:
         n_told = _tell(session, 0)
         tokens = _prompt_tokens(session, prompt, args)
         answer = _generate(session, tokens, args, sampling, guard)
@@ -125,6 +125,8 @@ def _run(
             raise OutputClosedError
         for line in statistics(session.stats, answer.finish_reason):
             note(line)
+        if session.explain():
+            note(session.explain())
         if answer.error is not None:
             raise answer.error
         if args.json:
