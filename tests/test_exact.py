@@ -141,11 +141,19 @@ def test_the_jobs_are_as_long_as_they_should_be(jobs: list[Job], plain: list[lis
     assert [len(text) for text in plain] == [N_LONG] + [N_TOKENS] * 20
 
 
-@pytest.mark.parametrize("template", [SEVEN, FIFTEEN], ids=["7 nodes", "15 nodes"])
+@pytest.mark.parametrize(
+    ("template", "first_job"), [(SEVEN, 0), (FIFTEEN, 1)], ids=["7 nodes", "15 nodes"]
+)
 def test_drafted_text_is_plain_text(
-    model: Model, jobs: list[Job], plain: list[list[int]], max_width: int, template: TreeTemplate
+    model: Model,
+    jobs: list[Job],
+    plain: list[list[int]],
+    max_width: int,
+    template: TreeTemplate,
+    first_job: int,
 ) -> None:
-    drafted = run(model, jobs, template, max_width)
-    assert [text for text, _ in drafted] == plain
+    """The long job is for the smaller tree only: wide steps behind long texts take minutes."""
+    drafted = run(model, jobs[first_job:], template, max_width)
+    assert [text for text, _ in drafted] == plain[first_job:]
     n_tokens = sum(stats.n_tokens for _, stats in drafted)
     assert n_tokens / sum(stats.n_steps for _, stats in drafted) > 1.5
