@@ -1,0 +1,218 @@
+"""The ways of decoding that the GPU script compares, and one row of numbers per answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bench.baselines import Arm, BareArm, DraftedArm, timed
+from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.candidates import Candidates
+from edge_tr.config import DraftConfig
+from edge_tr.cost import StepCosts
+from edge_tr.draft import Draft, Drafter, RecyclingDrafter
+from edge_tr.generate import Decoder
+from edge_tr.llama.model import Model
+from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.recycler import Recycler
+from edge_tr.session import Session
+from edge_tr.target import Float32, Int32
+from edge_tr.tree import TreeTemplate
+
+K = 8
+BUDGETS = (7, 15, 31, 80)
+"""Nodes of the trees of the arms ``recycler7`` and so on."""
+
+PEERS = ("pld",)
+HOST_PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
+"""Seconds of ``Stats`` outside llama_decode and top-k."""
+
+
+class ForcedCosts(StepCosts):
+    """Costs that decide between keep and redo: a token of 0 seconds makes redo always cheaper,
+    one of infinitely many makes keep so."""
+
+    def __init__(self, token_s: float) -> None:
+        super().__init__()
+        self._forced_s = token_s
+
+    def token_s(self) -> float:
+        return self._forced_s
+
+
+class PromptLookup:
+    """Prompt lookup decoding: the chain that followed the first earlier place of the last 3
+    tokens, else of the last 2, else of the last one.
+
+    Source: Saxena, Prompt Lookup Decoding (2023), with the settings of Spec-Bench.
+    """
+
+    k = 1
+    harvest = 0
+    max_lanes = 1
+
+    def __init__(self, n_vocab: int, *, max_nodes: int = 10, max_ngram: int = 3) -> None:
+        self.n_vocab = n_vocab
+        self.max_nodes = max_nodes
+        self._max_ngram = max_ngram
+        self._text: Int32 = np.zeros(0, dtype=np.int32)
+
+    def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
+        """Nothing: it asks for no rows."""
+
+    def begin(self, tokens: Int32) -> None:
+        self._text = tokens.copy()
+
+    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
+        text = self._text
+        for n in range(min(self._max_ngram, len(text) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
+            places = np.flatnonzero((windows == text[-n:]).all(axis=1))
+            if len(places):
+                chain = text[places[0] + n :][: min(max_nodes, max_depth)]
+                nodes = np.arange(1, len(chain) + 1)
+                draft.n = len(chain) + 1
+                draft.token[nodes] = chain
+                draft.depth[nodes] = nodes
+                draft.parent[nodes] = nodes - 1
+                return
+
+    def learn(
+        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
+    ) -> None:
+        self._text = np.concatenate((self._text, np.array(emitted, dtype=np.int32)))
+
+
+class StoppingArm(DraftedArm):
+    """A decoder of the product that ends where the text ends."""
+
+    def __init__(self, decoder: Decoder, stop_tokens: Collection[int]) -> None:
+        super().__init__(decoder)
+        self._stop_tokens = stop_tokens
+
+    def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
+        return self.decoder.generate(prompt, max_tokens=n_tokens, stop_tokens=self._stop_tokens)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What one answer starts from; those that are not measured fill the matrices."""
+
+    id: str
+    category: str
+    tokens: Int32
+    measured: bool = True
+
+
+class Arms:
+    """All arms on one model, each with its own context and its own matrix, empty at first.
+
+    Parameters
+    ----------
+    path, n_gpu_layers, context : as for ``Session``.
+    names : which arms; "bare" or "plain" must be there.
+    """
+
+    def __init__(
+        self, path: Path, *, n_gpu_layers: int, context: ContextConfig, names: Collection[str]
+    ) -> None:
+        self.model = Model(path, n_gpu_layers=n_gpu_layers)
+        self.stop_tokens = self.model.stop_tokens()
+        self._context = context
+        self._open: list[Callable[[], None]] = [self.model.close]
+        self.arms: dict[str, Arm] = {name: self._arm(name) for name in names}
+
+    def _arm(self, name: str) -> Arm:
+        if name == "bare":
+            bare = BareArm(self.model, self._context)
+            self._open.append(bare.close)
+            return bare
+        if name == "auto":
+            session = Session(
+                self.model.path,
+                context=self._context,
+                draft=DraftConfig(start="empty"),
+                n_gpu_layers=self.model.n_gpu_layers,
+            )
+            self._open.append(session.close)
+            return StoppingArm(session.decoder, self.stop_tokens)
+        target = LlamaTarget(self.model, self._context)
+        self._open.append(target.close)
+        costs = None
+        if name.endswith(("-keep", "-redo")):
+            name, how = name.split("-")
+            costs = ForcedCosts(float("inf") if how == "keep" else 0.0)
+        decoder = Decoder(target, self._drafter(name, target), costs=costs, n_threads=4)
+        return StoppingArm(decoder, self.stop_tokens)
+
+    def _drafter(self, name: str, target: LlamaTarget) -> Drafter | None:
+        if name == "plain":
+            return None
+        if name == "pld":
+            return PromptLookup(target.n_vocab)
+        matrix = AdjacencyMatrix(target.n_vocab, K)
+        if name == "paper":
+            return RecyclingDrafter(matrix, TreeTemplate.paper())
+        recycler = Recycler(
+            Candidates(matrix),
+            n_ctx=target.n_ctx,
+            max_nodes=int(name.removeprefix("recycler")),
+            max_lanes=target.n_lanes,
+        )
+        recycler.compile()
+        return recycler
+
+    def close(self) -> None:
+        """Free every context and the model."""
+        for close in reversed(self._open):
+            close()
+
+    def run(self, prompt: Prompt, n_tokens: int, *, turn: int) -> list[dict[str, Any]]:
+        """One answer of each arm; ``turn`` decides which comes first.
+
+        Returns
+        -------
+        One row an arm: tokens and seconds after the first token up to the end of the text,
+        the counts and seconds of ``Stats``, and where the text differs from that of the first
+        arm named.
+        """
+        names = list(self.arms)
+        start = turn % len(names)
+        rows, texts = {}, {}
+        for name in names[start:] + names[:start]:
+            answer = timed(self.arms[name], prompt.tokens, n_tokens, self.stop_tokens)
+            texts[name] = answer.tokens[: answer.n_to_end]
+            rows[name] = {
+                "arm": name,
+                "prompt": prompt.id,
+                "category": prompt.category,
+                "n_prompt": len(prompt.tokens),
+                "n_tokens": answer.n_to_end - 1,
+                "seconds": answer.to_end_s - answer.first_s,
+                "first_s": answer.first_s,
+                **_counts(answer.stats),
+            }
+        for name, row in rows.items():
+            row["first_difference"] = _first_difference(texts[names[0]], texts[name])
+        return [rows[name] for name in names]
+
+
+def _counts(stats: dict[str, Any]) -> dict[str, Any]:
+    names = ("n_steps", "n_plain_steps", "n_drafted", "n_accepted", "n_redone")
+    seconds = ("decode_s", "topk_s", *HOST_PARTS)
+    counts = {name: stats[name] for name in (*names, *seconds) if name in stats}
+    if stats:
+        counts["steps_s"] = stats["total_s"] - stats["prefill_s"]
+    return counts
+
+
+def _first_difference(reference: list[int], text: list[int]) -> int | None:
+    """Index of the first token that differs; None where none does."""
+    if reference == text:
+        return None
+    shorter = min(len(reference), len(text))
+    return next((i for i in range(shorter) if reference[i] != text[i]), shorter)

@@ -1,0 +1,139 @@
+"""The GPU script: its dry run on this machine, what it concludes, and parts that go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench import gpu
+from bench.gpu_arms import PromptLookup
+from bench.gpu_expect import conclude, expectation, summarise
+from bench.gpu_runner import Bench, Part
+from edge_tr.draft import Draft
+from edge_tr.simulate import RecordedText, Recording
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The file of a dry run."""
+    out = tmp_path_factory.mktemp("results")
+    assert gpu.main(["--dry-run", "--out", str(out)]) == 0
+    data: dict[str, Any] = json.loads((out / "dry-run.json").read_text())
+    return data
+
+
+def test_a_dry_run_does_every_part(results: dict[str, Any]) -> None:
+    errors = {name: part["error"] for name, part in results["parts"].items() if "error" in part}
+    assert errors == {}
+    assert results["skipped"] == {}
+    assert len(results["parts"]) == 16
+
+
+def test_the_last_line_has_every_number(results: dict[str, Any]) -> None:
+    summary = results["summary"]
+    for name in (
+        "auto_speedup_overall",
+        "auto_over_best_peer",
+        "efficiency",
+        "expected_8b",
+        "host_ms_per_step",
+        "host_ms_per_step_4k",
+    ):
+        assert summary[name] > 0, name
+    assert summary["peers"] == ["pld"]
+
+
+def test_a_staircase_has_every_width_and_part(results: dict[str, Any]) -> None:
+    tables = results["parts"]["costs"]["tables"]
+    assert [table["n_past"] for table in tables] == [16, 32]
+    assert all(table["widths"] == [1, 2, 3, 4] for table in tables)
+    assert all(len(tables[0][f"{name}_ms"]) == 4 for name in ("step", "one_row", "queue", "topk"))
+
+
+def test_every_arm_answers_every_question(results: dict[str, Any]) -> None:
+    rows = results["parts"]["arms"]["rows"]
+    assert {row["arm"] for row in rows} == set(gpu.ARMS)
+    assert len(rows) == 6 * len(gpu.ARMS)
+
+
+def row(arm: str, seconds: float, *, n_steps: int = 10, category: str = "a") -> dict[str, Any]:
+    zeros = ("n_plain_steps", "n_drafted", "n_redone", "lanes_s", "sample_s", "recycle_s")
+    counts: dict[str, Any] = {"n_steps": n_steps, "draft_s": 0.01, "topk_s": 0.0, "decode_s": 0.0}
+    counts |= {"steps_s": seconds, "first_difference": None} | dict.fromkeys(zeros, 0)
+    return {"arm": arm, "category": category, "n_tokens": 20, "seconds": seconds} | counts
+
+
+def test_speedups_are_over_the_faster_plain_arm() -> None:
+    arms = summarise([row("bare", 4.0), row("plain", 5.0), row("auto", 2.0)])["arms"]
+    assert arms["auto"]["speedup"] == pytest.approx(2.0)
+
+
+RECORDING = Recording(
+    "two accepted tokens at every position",
+    7,
+    (RecordedText("a", ((1, 2),) * 30, np.ones((30, 8))),),
+)
+
+
+def table(step_ms: float, one_row_ms: float) -> dict[str, Any]:
+    return {"widths": [1, 8], "step_ms": [1.0, step_ms], "one_row_ms": [1.0, one_row_ms]}
+
+
+def test_the_bound_leaves_out_the_host() -> None:
+    bound = expectation(RECORDING, "x", table(2.0, 1.0), None)
+    assert bound["best_fixed_speedup"] == pytest.approx(3.0)
+
+
+def test_what_is_expected_pays_for_the_host() -> None:
+    rows = [row("plain", 1.0), row("recycler7", 1.0, n_steps=10)]
+    expected = expectation(RECORDING, "x", table(2.0, 1.0), rows)
+    assert expected["speedup_by_nodes"][7] == pytest.approx(3 / (2.0 + 1.0))
+
+
+def test_nothing_is_concluded_from_nothing() -> None:
+    assert conclude({})["efficiency"] is None
+
+
+def fail(report: Callable[[str, Any], None], stop: float) -> None:
+    report("first", 1)
+    raise RuntimeError("out of luck")
+
+
+def die(report: Callable[[str, Any], None], stop: float) -> None:
+    report("first", 1)
+    os._exit(3)
+
+
+@pytest.mark.parametrize(("run", "error"), [(fail, "out of luck"), (die, "ended with 3")])
+def test_a_part_that_fails_keeps_what_it_found(
+    tmp_path: Path, run: Callable[..., None], error: str
+) -> None:
+    bench = Bench(tmp_path, tmp_path, 60.0, "x")
+    bench.run(Part("bad", run, 1, 30))
+    bench.finish()
+    saved = json.loads((tmp_path / "x.json").read_text())
+    assert saved["parts"]["bad"]["first"] == 1
+    assert error in saved["parts"]["bad"]["error"]
+    assert saved["summary"]["failed"] == ["bad"]
+
+
+def test_a_part_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, tmp_path, 10.0, "x")
+    bench.run(Part("long", fail, 60, 60))
+    assert list(json.loads((tmp_path / "x.json").read_text())["skipped"]) == ["long"]
+
+
+def test_prompt_lookup_copies_what_followed_the_same_words() -> None:
+    drafter = PromptLookup(100)
+    drafter.begin(np.array([5, 1, 2, 3, 7, 8, 9, 1, 2, 3], dtype=np.int32))
+    draft = Draft(10)
+    draft.reset(3, n_past=9)
+    drafter.propose(draft, max_nodes=10, max_depth=3)
+    assert draft.token[: draft.n].tolist() == [3, 7, 8, 9]
+    assert draft.parent[: draft.n].tolist() == [-1, 0, 1, 2]
