@@ -30,7 +30,7 @@ class Decoder:
 
     Parameters
     ----------
-    target : the model; its cache belongs to this decoder until another one is made for it.
+    target : the model; decoders that use it in turn each start from an empty cache.
     drafter : proposes a tree for each step; None decodes plainly.
     costs : takes note of what each step costs; a drafter that weighs costs shares it.
     max_width : most tokens in one decode step; the widths that the width probe found bit-equal
@@ -187,6 +187,7 @@ class Decoder:
 
     def _prefill(self, prompt: Int32, stats: Stats) -> tuple[Float32, int]:
         """Read what the cache does not hold yet; logits of the last token and its chunk."""
+        self._lanes.claim()
         n_same = min(len(prompt) - 1, self._lanes.n_past)
         differs = np.flatnonzero(prompt[:n_same] != self._tokens[:n_same])
         n_past = int(differs[0]) if len(differs) else n_same

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import time
+from weakref import WeakKeyDictionary
 
 from .draft import Draft
 from .target import Int32, TargetModel
+
+_USERS: WeakKeyDictionary[TargetModel, object] = WeakKeyDictionary()
+"""The key of the cache that used the cells of each target last."""
 
 
 class LaneCache:
@@ -24,9 +28,15 @@ class LaneCache:
 
     def __init__(self, target: TargetModel) -> None:
         self._target = target
+        self._key = object()
         self.n_past = 0
         self.call_s = 1e-5
         self._end = [0] * target.n_lanes
+
+    def claim(self) -> None:
+        """Start from an empty cache where something else used the target in the meantime."""
+        if _USERS.get(self._target) is not self._key:
+            self.recover(0)
 
     def rewind(self, n_past: int) -> int:
         """Drop every cell at position ``n_past`` and later; the number of cells that remain,
@@ -42,6 +52,7 @@ class LaneCache:
     def recover(self, n_past: int) -> None:
         """Return to ``n_past`` from an unknown state, after an error in the middle of a step;
         to nothing where the target cannot rewind."""
+        _USERS[self._target] = self._key
         n_past = n_past if self._target.can_rewind else 0
         self._target.seq_rm(-1, n_past, -1)
         for lane in range(1, len(self._end)):
