@@ -1,0 +1,203 @@
+"""Plain decoding to compare with, and the clock that times every arm alike."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any, Protocol
+
+import numpy as np
+
+from edge_tr.errors import DecodeError, ModelLoadError
+from edge_tr.generate import Decoder
+from edge_tr.llama.library import lib
+from edge_tr.llama.model import Model
+from edge_tr.llama.target import CACHE_TYPES, ContextConfig
+from edge_tr.target import Float32, Int32
+
+
+class Arm(Protocol):
+    """One way of generating the same text."""
+
+    def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
+        """Yield exactly ``n_tokens`` greedy tokens in lists, end of text ignored.
+
+        The prefix that the prompt shares with the sequence before it is reused.
+        """
+
+    def close(self) -> None:
+        """Free what the arm holds."""
+
+
+@dataclass
+class Answer:
+    """Tokens and seconds of one generation.
+
+    Attributes
+    ----------
+    total_s, first_s : from the call to the last and to the first token.
+    n_to_end, to_end_s : tokens up to the one that ends the text and the seconds until it was
+        there; all of them where none does.
+    stats : counts of a drafted arm.
+    """
+
+    tokens: list[int]
+    total_s: float
+    first_s: float
+    n_to_end: int
+    to_end_s: float
+    stats: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def tps(self) -> float:
+        """Tokens per second, prefill included."""
+        return len(self.tokens) / self.total_s
+
+    @property
+    def decode_tps(self) -> float:
+        """Tokens per second after the first one."""
+        return (len(self.tokens) - 1) / max(self.total_s - self.first_s, 1e-9)
+
+    @property
+    def to_end_tps(self) -> float:
+        """Tokens per second up to the end of the text, prefill included."""
+        return self.n_to_end / self.to_end_s
+
+
+def timed(
+    arm: Arm, prompt: Int32, n_tokens: int, stop_tokens: Collection[int] = frozenset()
+) -> Answer:
+    """Run one generation against the clock."""
+    tokens: list[int] = []
+    moments: list[tuple[int, float]] = []
+    started = perf_counter()
+    for emitted in arm.stream(prompt, n_tokens):
+        tokens += emitted
+        moments.append((len(tokens), perf_counter() - started))
+    n_to_end = next((i + 1 for i, t in enumerate(tokens) if t in stop_tokens), len(tokens))
+    to_end_s = next(s for n, s in moments if n >= n_to_end)
+    stats = arm.decoder.stats.to_dict() if isinstance(arm, DraftedArm) else {}
+    return Answer(tokens, moments[-1][1], moments[0][1], n_to_end, to_end_s, stats)
+
+
+class DraftedArm:
+    """A decoder of the product, drafting or not."""
+
+    def __init__(self, decoder: Decoder) -> None:
+        self.decoder = decoder
+
+    def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
+        return self.decoder.generate(prompt, max_tokens=n_tokens)
+
+    def close(self) -> None:
+        """Nothing: the decoder's target belongs to whoever made it."""
+
+
+class BareArm:
+    """The shortest loop over ``llama_decode`` that takes the most probable token.
+
+    Raises
+    ------
+    ModelLoadError : llama.cpp could not make the context.
+    """
+
+    def __init__(self, model: Model, config: ContextConfig) -> None:
+        params = lib.llama_context_default_params()
+        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"):
+            setattr(params, name, getattr(config, name))
+        params.flash_attn_type = _flash_attn_type(config)
+        params.type_k = CACHE_TYPES[config.type_k]
+        params.type_v = CACHE_TYPES[config.type_v]
+        params.offload_kqv = config.offload_kqv
+        params.swa_full = config.swa_full
+        params.no_perf = True
+        self._pointer: Any = lib.llama_init_from_model(model.pointer, params)
+        if not self._pointer:
+            raise ModelLoadError(f"llama.cpp could not make a context for {model.path.name}")
+        self._memory = lib.llama_get_memory(self._pointer)
+        self._n_batch = int(config.n_batch)
+        self._n_vocab = model.n_vocab
+        self._token: Int32 = np.zeros(1, dtype=np.int32)
+        self._row: Float32 = np.zeros(0, dtype=np.float32)
+        self._row_address = 0
+        self._committed: list[int] = []
+
+    def _decode(self, tokens: Int32) -> int:
+        """The most probable token after a batch."""
+        pointer = tokens.ctypes.data_as(ctypes.POINTER(ctypes.c_int32))
+        result = lib.llama_decode(self._pointer, lib.llama_batch_get_one(pointer, len(tokens)))
+        if result != 0:
+            raise DecodeError(f"llama_decode returned {result}")
+        logits = lib.llama_get_logits(self._pointer)
+        address = ctypes.addressof(logits.contents)
+        if address != self._row_address:
+            self._row = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
+            self._row_address = address
+        return int(self._row.argmax())
+
+    def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
+        n_past = _n_shared(self._committed, prompt)
+        lib.llama_memory_seq_rm(self._memory, 0, n_past, -1)
+        self._committed = prompt.tolist()
+        while n_past < len(prompt):
+            chunk = prompt[n_past : n_past + self._n_batch]
+            token = self._decode(chunk)
+            n_past += len(chunk)
+        yield [token]
+        for _ in range(n_tokens - 1):
+            self._committed.append(token)
+            self._token[0] = token
+            token = self._decode(self._token)
+            yield [token]
+
+    def close(self) -> None:
+        if self._pointer:
+            lib.llama_free(self._pointer)
+            self._pointer = None
+
+
+class StockArm:
+    """``llama_cpp.Llama`` at temperature 0, in the same configuration."""
+
+    def __init__(self, model: Model, config: ContextConfig) -> None:
+        from llama_cpp import Llama
+
+        self._llama = Llama(
+            str(model.path),
+            n_gpu_layers=model.n_gpu_layers,
+            n_ctx=config.n_ctx,
+            n_batch=config.n_batch,
+            n_ubatch=config.n_ubatch,
+            n_threads=config.n_threads,
+            n_threads_batch=config.n_threads_batch,
+            flash_attn=config.flash_attn,
+            type_k=CACHE_TYPES[config.type_k],
+            type_v=CACHE_TYPES[config.type_v],
+            offload_kqv=config.offload_kqv,
+            swa_full=config.swa_full,
+            no_perf=True,
+            verbose=False,
+        )
+
+    def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
+        tokens = self._llama.generate(prompt.tolist(), temp=0.0)
+        for _ in range(n_tokens):
+            yield [next(tokens)]
+
+    def close(self) -> None:
+        self._llama.close()
+
+
+def _flash_attn_type(config: ContextConfig) -> Any:
+    if config.flash_attn:
+        return lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    return lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+
+
+def _n_shared(committed: list[int], prompt: Int32) -> int:
+    """Cells that the next prompt can reuse; its last token is always read again."""
+    n_same = min(len(committed), len(prompt) - 1)
+    differs = np.flatnonzero(np.asarray(committed[:n_same]) != prompt[:n_same])
+    return int(differs[0]) if len(differs) else n_same

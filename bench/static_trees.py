@@ -1,0 +1,63 @@
+"""The paper's way to a static tree: how often each rank is right, and the best tree for it."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+
+import numpy as np
+
+from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.draft import Draft, RecyclingDrafter
+from edge_tr.target import Float32, Int32
+from edge_tr.tree import TreeTemplate
+
+
+class RankCounter(RecyclingDrafter):
+    """Drafts as usual, and counts at which rank of its row each token of the text stood.
+
+    Attributes
+    ----------
+    hits : int64[k]; tokens of the text that stood at each rank of the row of the token before
+        them, drafted or not.
+    n_tokens : tokens counted.
+    """
+
+    def __init__(self, matrix: AdjacencyMatrix, template: TreeTemplate) -> None:
+        super().__init__(matrix, template)
+        self.hits = np.zeros(matrix.k, dtype=np.int64)
+        self.n_tokens = 0
+
+    @property
+    def rates(self) -> list[float]:
+        """Share of the tokens at each rank."""
+        return (self.hits / max(1, self.n_tokens)).tolist()
+
+    def learn(
+        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
+    ) -> None:
+        before = [int(draft.token[0]), *emitted[:-1]]
+        self.hits += (self.matrix.rows[before] == np.array(emitted)[:, None]).sum(axis=0)
+        self.n_tokens += len(emitted)
+        super().learn(draft, ids, values, accepted, emitted)
+
+
+def best_static_tree(rates: Sequence[float], n_nodes: int) -> TreeTemplate:
+    """The tree of ``n_nodes`` nodes with the most accepted tokens to be expected.
+
+    A path is as probable as the product of the rates of its ranks. Best-first: take the most
+    probable path, then its first child and its next sibling are candidates; ties: the path
+    that comes first in the order of its ranks.
+    """
+    order = sorted(range(len(rates)), key=lambda rank: (-rates[rank], rank))
+    paths: list[tuple[int, ...]] = []
+    heap = [(-rates[order[0]], (0,))]
+    while heap and len(paths) < n_nodes:
+        negative, places = heapq.heappop(heap)
+        paths.append(tuple(order[place] for place in places))
+        heapq.heappush(heap, (negative * rates[order[0]], (*places, 0)))
+        last = places[-1]
+        if last + 1 < len(order) and rates[order[last]] > 0:
+            sibling = negative / rates[order[last]] * rates[order[last + 1]]
+            heapq.heappush(heap, (sibling, (*places[:-1], last + 1)))
+    return TreeTemplate(paths)
