@@ -54,7 +54,10 @@ def count(session: Session, per_category: int, n_tokens: int) -> Any:
 def fit(hits: Any, trials: Any) -> list[Any]:
     """Base, match class, two-token code and one-token code, as log-odds that add up."""
     hits, trials = hits.reshape(_SHAPE), trials.reshape(_SHAPE)
-    parts = [np.zeros((1, 1, 1)), *(np.zeros(s) for s in ((8, 1, 1), (1, 10, 1), (1, 1, 10)))]
+    parts = [
+        np.zeros((1, 1, 1)),
+        *(np.zeros(s) for s in ((N_CLASSES, 1, 1), (1, N_CODES, 1), (1, 1, N_CODES))),
+    ]
     for _ in range(300):
         for part in parts:
             p = 1 / (1 + np.exp(-sum(parts)))

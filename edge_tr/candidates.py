@@ -9,6 +9,7 @@ import numpy as np
 
 from .adjacency import AdjacencyMatrix, check_candidates
 from .calibration import prior
+from .draft import Draft
 from .errors import ConfigError
 from .kernels import candidates as kernels
 from .target import Float32, Int32
@@ -16,6 +17,63 @@ from .target import Float32, Int32
 _PAIR_K = 4
 _MAX_TRIALS = 500.0
 """Trials of a calibration cell after which its counts are halved, so that old ones fade."""
+
+
+class History:
+    """The text so far, and the places in it that end with the same tokens (the matches).
+
+    Parameters
+    ----------
+    capacity : most tokens.
+    use_matches : False finds none; for measurements.
+
+    Attributes
+    ----------
+    text, n : int32[capacity] and how much of it is text.
+    matches, n_matches : int32[2, MAX_MATCHES]; see ``kernels.find_matches``.
+    match_rate : float64[1]; share of the longest matches that were right, of late.
+    counting : whether the next step is one to calibrate with. The token after a prompt is not:
+        its row was harvested.
+    """
+
+    def __init__(self, capacity: int, *, use_matches: bool = True) -> None:
+        self.text: Int32 = np.zeros(capacity, dtype=np.int32)
+        self.n = 0
+        self.heads: Int32 = np.full(1 << 14, -1, dtype=np.int32)
+        self.links: Int32 = np.full(capacity, -1, dtype=np.int32)
+        self.matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+        self._n_matches = 0
+        self._use_matches = use_matches
+        self.match_rate = np.full(1, 0.5)
+        self.counting = False
+
+    @property
+    def n_matches(self) -> int:
+        return self._n_matches
+
+    @n_matches.setter
+    def n_matches(self, n: int) -> None:
+        self._n_matches = n if self._use_matches else 0
+
+    @property
+    def match_level(self) -> int:
+        """0 to 2, low to high."""
+        rate = self.match_rate[0]
+        return 0 if rate < 0.35 else 1 if rate < 0.8 else 2
+
+    def begin(self, tokens: Int32) -> None:
+        """Start from a prompt."""
+        self.n = len(tokens)
+        self.text[: self.n] = tokens
+        self.heads.fill(-1)
+        kernels.index_text(self.text, 0, self.n - 1, self.heads, self.links)
+        self.n_matches = int(
+            kernels.find_matches(
+                self.text, self.n, self.heads, self.links, self.matches[0], self.matches[1]
+            )
+        )
+        self.match_rate[0] = 0.5
+        self.counting = False
 
 
 class Candidates:
@@ -93,23 +151,41 @@ class Candidates:
             self.by_rank,
         )
 
-    def calibrate(
-        self, text: Int32, n_text: int, matches: Int32, n_matches: int, emitted: Int32
+    def learn(
+        self, history: History, draft: Draft, ids: Int32, values: Float32, emitted: Int32
     ) -> None:
-        """Count which candidates were right on the path the step emitted."""
-        kernels.calibrate(
-            *self.rows,
-            self.calibration,
-            _MAX_TRIALS,
-            text,
-            n_text,
-            matches,
-            n_matches,
-            emitted,
-            len(emitted),
-            self._tokens,
-            self._cells,
+        """Calibrate, recycle the nodes and extend the text, see ``kernels.learn_step``."""
+        self._stamp += 1
+        history.n_matches = int(
+            kernels.learn_step(
+                *self.rows,
+                self.pair_stamps,
+                self.calibration,
+                _MAX_TRIALS,
+                self._stamp,
+                self.by_rank,
+                history.text,
+                history.n,
+                history.heads,
+                history.links,
+                history.matches,
+                history.n_matches,
+                history.match_level,
+                history.match_rate,
+                history.counting,
+                draft.token,
+                draft.parent,
+                draft.slot,
+                draft.n,
+                ids,
+                values,
+                emitted,
+                self._tokens,
+                self._cells,
+            )
         )
+        history.n += len(emitted)
+        history.counting = True
 
     def to_arrays(self) -> dict[str, Any]:
         """What a file keeps beside the one-token rows; rows never seen cost nothing."""

@@ -57,6 +57,10 @@ class Draft:
 
     def plan(self) -> None:
         """Number the slots and lanes of the nodes that are there."""
+        if self.n == 1:  # most steps of a text that cannot be drafted
+            self.slot[0] = self.lane_first[0] = 0
+            self.lane_last[0] = self.n_lanes = 1
+            return
         self.n_lanes = int(
             kernels.plan_batch(
                 self.parent, self.n, self.slot, self.lane_first, self.lane_last, self._scratch

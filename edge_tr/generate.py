@@ -21,6 +21,8 @@ from .topk import TopK
 _MAX_PREFILL_LOGITS = 1 << 25
 """Most logits that one batch of a prompt may return (128 MiB)."""
 
+_NO_LOGIT = "the model returned a row without a single finite logit"
+
 
 class Decoder:
     """Generates tokens from a target model, drafted or plain; the tokens are the same.
@@ -249,7 +251,8 @@ class Decoder:
         stats.draft_s += t1 - t0
         stats.lanes_s += t2 - t1
         stats.decode_s += t3 - t2
-        stats.count_depths(int(draft.depth[: draft.n].max()), len(emitted) - 1)
+        if draft.n > 1:
+            stats.count_depths(int(draft.depth[: draft.n].max()), len(emitted) - 1)
         self.costs.observe(self._batch.n, n_past, perf_counter() - t0, len(emitted))
         return emitted
 
@@ -291,6 +294,11 @@ class Decoder:
         self, ids: Int32, stop_tokens: Collection[int], budget: int
     ) -> tuple[list[int], Int32]:
         draft = self._draft
+        if draft.n == 1:
+            token = int(ids[0, 0])
+            if token < 0:
+                raise DecodeError(_NO_LOGIT)
+            return [token], self._accepted[:0]
         n = int(
             kernels.walk_greedy(draft.token, draft.parent, draft.slot, draft.n, ids, self._accepted)
         )
@@ -302,7 +310,7 @@ class Decoder:
                 budget = i + 1
                 break
         if emitted[:budget][-1] < 0:
-            raise DecodeError("the model returned a row without a single finite logit")
+            raise DecodeError(_NO_LOGIT)
         return emitted[:budget], path[: budget - 1]
 
     def _walk_sampled(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .candidates import Candidates
+from .adjacency import AdjacencyMatrix
+from .candidates import Candidates, History
 from .cost import StepCosts
 from .draft import MAX_HARVEST, Draft
 from .errors import ConfigError
@@ -16,6 +17,15 @@ _PROBE_SHARE = 0.01
 """Most of the time that goes into drafts which are only meant to correct the costs."""
 
 _PROBE_NODES = 2
+
+_MARGIN = 0.08
+"""Tokens that a tree must promise beyond its cost."""
+
+_TRUST_STEPS = 16
+"""Drafting steps over which expected and accepted tokens are compared."""
+
+_TRUST_WEIGHT = 2.0
+"""Expected tokens, all accepted, that a comparison starts from."""
 
 _HARVEST_SHARE = 0.01
 """Most of an answer's time that goes into reading the prompt's own logits."""
@@ -60,7 +70,6 @@ class Recycler:
         self.max_nodes = max_nodes
         self.max_lanes = max_lanes
         self._harvest = harvest
-        self._use_matches = use_matches
         self._costs = costs
         size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
         n_heap = (size + 1) * kernels.MAX_CANDIDATES
@@ -71,14 +80,8 @@ class Recycler:
         self._heap_item: Int32 = np.zeros((2, n_heap), dtype=np.int32)
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
-        self._text: Int32 = np.zeros(n_ctx + 1, dtype=np.int32)
-        self._n_text = 0
-        self._heads: Int32 = np.full(1 << 14, -1, dtype=np.int32)
-        self._links: Int32 = np.full(n_ctx + 1, -1, dtype=np.int32)
-        self._matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
-        self._n_matches = 0
-        self._rows_known = False
-        self._expected = self._realised = 10.0
+        self._history = History(n_ctx + 1, use_matches=use_matches)
+        self._expected = self._realised = _TRUST_WEIGHT
         self._total_s = self._probe_s = 0.0
 
     @property
@@ -107,12 +110,13 @@ class Recycler:
 
     def compile(self) -> None:
         """Compile the kernels now, so that no step waits; seconds, once on a machine."""
-        none = np.zeros(0, dtype=np.int32)
-        rows = np.zeros((0, self.k), dtype=np.int32)
-        self.begin(np.zeros(3, dtype=np.int32))
-        self._grow(Draft(self.max_nodes), 0, 0, self._free, 0.0)
-        self.candidates.calibrate(self._text, 3, self._matches, 0, none)
-        self.candidates.recycle(none, none, none, 0, rows, rows.astype(np.float32))
+        self._history.begin(np.zeros(3, dtype=np.int32))
+        draft = Draft(self.max_nodes)
+        draft.reset(0, n_past=2)
+        self._grow(draft, 0, 0, self._free, 0.0)
+        blank = Candidates(AdjacencyMatrix(self.n_vocab, self.k), n_pairs=4)
+        ids = np.zeros((1, self.k), dtype=np.int32)
+        blank.learn(self._history, draft, ids, ids.astype(np.float32), ids[0, :1])
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         before = np.empty_like(tokens)
@@ -122,26 +126,10 @@ class Recycler:
         self.candidates.recycle(before, tokens, slot, len(tokens), ids, values)
 
     def begin(self, tokens: Int32) -> None:
-        self._n_text = len(tokens)
-        self._text[: len(tokens)] = tokens
-        self._heads.fill(-1)
-        kernels.index_text(self._text, 0, self._n_text - 1, self._heads, self._links)
-        # The first token is drawn from the prompt's own last row, which is known already.
-        self._rows_known = True
-        self._find_matches()
-
-    def _find_matches(self) -> None:
-        if self._use_matches:
-            self._n_matches = int(
-                kernels.find_matches(
-                    self._text,
-                    self._n_text,
-                    self._heads,
-                    self._links,
-                    self._matches[0],
-                    self._matches[1],
-                )
-            )
+        self._history.begin(tokens)
+        # Another text may be another matter: half of what was compared is forgotten.
+        self._expected = (self._expected + _TRUST_WEIGHT) / 2
+        self._realised = (self._realised + _TRUST_WEIGHT) / 2
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs
@@ -169,15 +157,17 @@ class Recycler:
             kernels.grow_tree(
                 *self.candidates.rows,
                 self.candidates.calibration,
-                self._text,
-                self._n_text,
-                self._matches,
-                self._n_matches,
+                self._history.text,
+                self._history.n,
+                self._history.matches,
+                self._history.n_matches,
+                self._history.match_level,
                 max_nodes,
                 max_depth,
                 self.max_lanes,
                 seconds,
                 price,
+                _MARGIN if price > 0 else 0.0,
                 self._grown,
                 self._grown_p,
                 self._node_matches,
@@ -193,18 +183,9 @@ class Recycler:
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
     ) -> None:
-        new = np.array(emitted, dtype=np.int32)
-        n = self._n_text
-        if not self._rows_known:
-            self.candidates.calibrate(self._text, n, self._matches, self._n_matches, new)
-        self._rows_known = False
         if draft.n > 1:
-            self._expected += float(self._chance[1 : draft.n].sum()) - self._expected / 64
-            self._realised += len(accepted) - self._realised / 64
-        before = draft.token[draft.parent[: draft.n]]
-        before[0] = self._text[n - 2] if n > 1 else -1
-        self.candidates.recycle(before, draft.token, draft.slot, draft.n, ids, values)
-        self._text[n : n + len(new)] = new
-        self._n_text += len(new)
-        kernels.index_text(self._text, n - 1, self._n_text - 1, self._heads, self._links)
-        self._find_matches()
+            expected = float(self._chance[1 : draft.n].sum())
+            self._expected += expected - self._expected / _TRUST_STEPS
+            self._realised += len(accepted) - self._realised / _TRUST_STEPS
+        new = np.array(emitted, dtype=np.int32)
+        self.candidates.learn(self._history, draft, ids, values, new)

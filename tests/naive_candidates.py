@@ -22,10 +22,10 @@ def probability_code(p: float) -> int:
     return 2 + bisect_right([0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95], p)
 
 
-def match_class(length: int, longest: int) -> int:
+def match_class(length: int, longest: int, level: int) -> int:
     if length < longest:
-        return 7 if length >= 4 else 6
-    return 1 + bisect_right([3, 5, 9, 17], length)
+        return 17 if length >= 4 else 16
+    return 5 * level + 1 + bisect_right([3, 5, 9, 17], length)
 
 
 def codes_of(values: Sequence[float], *, by_rank: bool = False) -> list[int]:
@@ -44,10 +44,12 @@ class Sources:
     ----------
     single : row of each token that has one.
     pair : row of each pair of tokens that has one.
+    level : how often matches were right of late, 0 to 2.
     """
 
     single: dict[int, Row] = field(default_factory=dict)
     pair: dict[tuple[int, int], Row] = field(default_factory=dict)
+    level: int = 1
 
     def gather(self, a: int, b: int, proposed: Sequence[tuple[int, int]]) -> dict[int, int]:
         """Cell of each candidate after ``(a, b)``.
@@ -60,7 +62,7 @@ class Sources:
         longest = max((length for _, length in proposed), default=0)
         classes: dict[int, int] = {}
         for token, length in proposed:
-            classes.setdefault(token, match_class(length, longest))
+            classes.setdefault(token, match_class(length, longest, self.level))
         tokens = list(dict.fromkeys([*two, *one, *classes]))[:MOST_CANDIDATES]
         return {
             t: (classes.get(t, 0) * N_CODES + two.get(t, lacking[0])) * N_CODES
@@ -177,8 +179,10 @@ def calibrate(
     text: Sequence[int],
     root_matches: Sequence[Match],
     emitted: Sequence[int],
-) -> None:
-    """Count the candidates of each place on the emitted path; old counts fade."""
+) -> list[bool]:
+    """Count the candidates of each place on the emitted path; old counts fade. Whether the
+    longest match was right, of each place that had one."""
+    right = []
     line = list(text)
     whole = [*text, *emitted]
     matches = list(root_matches)
@@ -192,5 +196,8 @@ def calibrate(
             if trials[cell] > limit:
                 trials[cell] /= 2
                 hits[cell] /= 2
+        if proposed:
+            right.append(proposed[0][0] == token)
         line.append(token)
         matches = follow(line, matches, token)
+    return right

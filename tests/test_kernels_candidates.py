@@ -147,6 +147,7 @@ def grow(
     max_lanes: int = 64,
     seconds: Array | None = None,
     price: float = 0.0,
+    margin: float = 0.0,
 ) -> Grown:
     size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
     n_heap = (size + 1) * kernels.MAX_CANDIDATES
@@ -159,11 +160,13 @@ def grow(
         len(text),
         match_array(matches),
         len(matches),
+        learned.sources.level,
         max_nodes,
         max_depth,
         max_lanes,
         np.zeros(max_nodes + 1) if seconds is None else seconds,
         price,
+        margin,
         np.zeros((7, size), dtype=np.int32),
         np.zeros((2, size), dtype=np.float32),
         np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32),
@@ -276,6 +279,18 @@ def test_grow_tree_cuts_where_a_node_costs_more_than_it_brings(seed: int, price:
     chances = sorted(whole.chance[1:], reverse=True)
     assert tree.n_nodes == naive.best_cut(chances, seconds.tolist(), price)
     assert sorted(tree.chance[1:], reverse=True) == chances[: tree.n_nodes]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_tree_that_promises_no_more_than_the_margin_is_not_drafted(seed: int) -> None:
+    learned = learn(seed)
+    text = random_text(seed)
+    whole = grow(learned, text, [], max_nodes=8)
+    promised = sum(whole.chance[1:])
+    free = np.zeros(9)
+    assert grow(learned, text, [], max_nodes=8, seconds=free, margin=promised + 0.01).n_nodes == 0
+    kept = grow(learned, text, [], max_nodes=8, seconds=free, margin=promised - 0.01)
+    assert kept.n_nodes == whole.n_nodes
 
 
 def test_nothing_known_grows_nothing() -> None:
@@ -399,10 +414,13 @@ def test_two_token_rows_spread_over_the_table() -> None:
     assert (keys >= 0).sum() > 0.99 * len(pairs)
 
 
+@pytest.mark.parametrize("level", [0, 1, 2])
 @pytest.mark.parametrize("pairs", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_calibrate(seed: int, pairs: bool) -> None:
+def test_calibrate(seed: int, pairs: bool, level: int) -> None:
     learned = learn(seed, pairs=pairs)
+    learned.sources.level = level
+    rate, expected_rate = np.full(1, 0.5), 0.5
     calibration = np.array(learned.calibration)
     expected = [list(row) for row in learned.calibration]
     scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
@@ -412,12 +430,14 @@ def test_calibrate(seed: int, pairs: bool) -> None:
         emitted = text[n : n + 5]
         kernels.calibrate(
             *learned.arrays, calibration, 15.0, text, n, match_array(matches), len(matches),
-            emitted, len(emitted), scratch[0], scratch[1],
+            level, rate, emitted, len(emitted), scratch[0], scratch[1],
         )  # fmt: skip
-        naive.calibrate(
+        for right in naive.calibrate(
             learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist()
-        )
+        ):
+            expected_rate += 0.2 * (right - expected_rate)
     np.testing.assert_allclose(calibration, expected)
+    assert rate[0] == pytest.approx(expected_rate)
     assert (calibration != np.array(learned.calibration)).any()
 
 

@@ -7,8 +7,9 @@ Each candidate falls into a cell of the calibration by what the sources say of i
     cell = (match class * N_CODES + two-token code) * N_CODES + one-token code
 
 The code of a row is 0 = there is no row, 1 = the row lacks the candidate, 2 to 9 = the stored
-probability, low to high. The match class is 0 = no match, 1 to 5 = the longest match goes on
-with it (by its length), 6 and 7 = a shorter one does.
+probability, low to high. The match class is 0 = no match; 1 to 15 = the longest match goes on
+with it: 5 classes of its length at each of 3 levels of how often matches were right of late;
+16 and 17 = a shorter match goes on with it.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 """
@@ -25,7 +26,7 @@ from . import CACHE
 Array = np.ndarray[Any, Any]
 
 N_CODES = 10
-N_CLASSES = 8
+N_CLASSES = 18
 N_CELLS = N_CLASSES * N_CODES * N_CODES
 MAX_CANDIDATES = 32
 MAX_MATCHES = 8
@@ -52,18 +53,19 @@ def _probability_code(p: float) -> int:
 
 
 @njit(cache=CACHE, nogil=True)
-def _match_class(length: int, longest: int) -> int:
+def _match_class(length: int, longest: int, level: int) -> int:
     if length < longest:
-        return 6 if length < 4 else 7
+        return 16 if length < 4 else 17
+    by_length = 5
     if length < 3:
-        return 1
-    if length < 5:
-        return 2
-    if length < 9:
-        return 3
-    if length < 17:
-        return 4
-    return 5
+        by_length = 1
+    elif length < 5:
+        by_length = 2
+    elif length < 9:
+        by_length = 3
+    elif length < 17:
+        by_length = 4
+    return 5 * level + by_length
 
 
 @njit(cache=CACHE, nogil=True)
@@ -114,6 +116,7 @@ def _gather(
     match_token: Array,
     match_length: Array,
     n_matches: int,
+    match_level: int,
     tokens: Array,
     cells: Array,
 ) -> int:
@@ -154,7 +157,7 @@ def _gather(
             longest = match_length[m]
     for m in range(n_matches):
         t = match_token[m]
-        match_class = _match_class(match_length[m], longest)
+        match_class = _match_class(match_length[m], longest, match_level)
         i = 0
         while i < n and tokens[i] != t:
             i += 1
@@ -317,11 +320,13 @@ def grow_tree(
     n_text: int,
     root_matches: Array,
     n_root_matches: int,
+    match_level: int,
     max_nodes: int,
     max_depth: int,
     max_lanes: int,
     seconds: Array,
     price: float,
+    margin: float,
     grown: Array,
     grown_p: Array,
     matches: Array,
@@ -342,9 +347,11 @@ def grow_tree(
     calibration : float64[2, N_CELLS]: hits and trials of each cell.
     text, n_text : int32[...], the committed sequence; the root is its last token.
     root_matches, n_root_matches : int32[2, MAX_MATCHES] from ``find_matches``.
+    match_level : 0 to 2; how often matches were right of late.
     max_nodes, max_depth, max_lanes : bounds of the tree.
     seconds : float64[>= max_nodes + 1]; cost of a step with that many nodes.
     price : what a second is worth, in tokens; 0 fills the tree up to its bounds.
+    margin : tokens that a tree must promise beyond its cost, or nothing is drafted.
     grown, grown_p, matches, heap_p, heap_item : int32[7, size], float32[2, size],
         int32[2, size, MAX_MATCHES], float32[size * MAX_CANDIDATES] and
         int32[2, size * MAX_CANDIDATES]; scratch, size > max_nodes and > MAX_CANDIDATES.
@@ -370,7 +377,7 @@ def grow_tree(
     n_matches[0] = n_root_matches
     matches[:, 0, :n_root_matches] = root_matches[:, :n_root_matches]
     n, n_heap, n_lanes = 1, 0, 1
-    best_n, best_value, gained = 1, 0.0, 0.0
+    best_n, best_value, gained = 1, margin, 0.0
     node = 0
     while True:
         if g_depth[node] < max_depth and g_chance[node] > 1e-4:
@@ -392,6 +399,7 @@ def grow_tree(
                 match_token,
                 matches[1, node],
                 count,
+                match_level,
                 cand_token,
                 cell,
             )
@@ -520,6 +528,8 @@ def calibrate(
     n_text: int,
     root_matches: Array,
     n_root_matches: int,
+    match_level: int,
+    match_rate: Array,
     emitted: Array,
     n_emitted: int,
     tokens: Array,
@@ -532,7 +542,8 @@ def calibrate(
 
     Parameters
     ----------
-    rows to n_root_matches : as in ``grow_tree``; ``calibration`` is written.
+    rows to match_level : as in ``grow_tree``; ``calibration`` is written.
+    match_rate : float64[1], written: share of the longest matches that were right, of late.
     emitted : int32[>= n_emitted], the tokens the step emitted after the root.
     tokens, cells : int32[MAX_CANDIDATES], scratch.
     """
@@ -557,6 +568,7 @@ def calibrate(
             match_token,
             match_length,
             n_matches,
+            match_level,
             tokens,
             cells,
         )
@@ -569,6 +581,8 @@ def calibrate(
             if calibration[1, cell] > limit:
                 calibration[0, cell] *= 0.5
                 calibration[1, cell] *= 0.5
+        if n_matches > 0:
+            match_rate[0] += 0.2 * ((1.0 if match_token[0] == chosen else 0.0) - match_rate[0])
         kept = 0
         for m in range(n_matches):
             if match_token[m] == chosen:
@@ -601,3 +615,94 @@ def insert_pairs(
         place = _claim_pair(pair_keys, pair_stamps, a, b, i + 1)
         pair_rows[place] = new_rows[i]
         pair_codes[place] = new_codes[i]
+
+
+@njit(cache=CACHE, nogil=True)
+def learn_step(
+    rows: Array,
+    codes: Array,
+    pair_keys: Array,
+    pair_rows: Array,
+    pair_codes: Array,
+    pair_stamps: Array,
+    calibration: Array,
+    limit: float,
+    stamp: int,
+    by_rank: bool,
+    text: Array,
+    n_text: int,
+    heads: Array,
+    links: Array,
+    matches: Array,
+    n_matches: int,
+    match_level: int,
+    match_rate: Array,
+    counting: bool,
+    token: Array,
+    parent: Array,
+    slot: Array,
+    n: int,
+    ids: Array,
+    values: Array,
+    emitted: Array,
+    tokens: Array,
+    cells: Array,
+) -> int:
+    """All that follows a verify step, in one call: calibrate, recycle, extend the text, match.
+
+    Parameters
+    ----------
+    All as in ``calibrate``, ``recycle_rows``, ``index_text`` and ``find_matches``; ``text`` and
+    ``matches`` are written.
+    counting : whether to calibrate.
+    token, parent, slot, n : the draft tree of the step, root included, in BFS order.
+
+    Returns
+    -------
+    Number of matches of the extended text.
+    """
+    n_emitted = emitted.shape[0]
+    if counting:
+        calibrate(
+            rows,
+            codes,
+            pair_keys,
+            pair_rows,
+            pair_codes,
+            calibration,
+            limit,
+            text,
+            n_text,
+            matches,
+            n_matches,
+            match_level,
+            match_rate,
+            emitted,
+            n_emitted,
+            tokens,
+            cells,
+        )
+    before = np.empty(n, np.int32)
+    before[0] = text[n_text - 2] if n_text > 1 else -1
+    for i in range(1, n):
+        before[i] = token[parent[i]]
+    recycle_rows(
+        rows,
+        codes,
+        pair_keys,
+        pair_stamps,
+        pair_rows,
+        pair_codes,
+        stamp,
+        before,
+        token,
+        slot,
+        n,
+        ids,
+        values,
+        by_rank,
+    )
+    for i in range(n_emitted):
+        text[n_text + i] = emitted[i]
+    index_text(text, n_text - 1, n_text + n_emitted - 1, heads, links)
+    return int(find_matches(text, n_text + n_emitted, heads, links, matches[0], matches[1]))
