@@ -461,3 +461,51 @@ def test_stored_probabilities(values: list[float], codes: list[int]) -> None:
         np.array([values], dtype=np.float32), False,
     )  # fmt: skip
     assert learned.codes[0].tolist() == codes == naive.codes_of(values)
+
+
+@pytest.mark.parametrize("counting", [True, False])
+@pytest.mark.parametrize("seed", SEEDS)
+def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> None:
+    rng = np.random.default_rng(seed)
+    text = np.zeros(90, dtype=np.int32)
+    text[:60] = random_text(seed)
+    emitted = rng.integers(0, 6, 3).astype(np.int32)
+    token = np.array([text[59], *rng.integers(0, 6, 4)], dtype=np.int32)
+    parent = np.array([-1, 0, 0, 1, 3], dtype=np.int32)
+    before = np.array([text[58], *token[parent[1:]]], dtype=np.int32)
+    slot = rng.permutation(5).astype(np.int32)
+    results = []
+    for in_one in (True, False):
+        learned = learn(seed)
+        k = learned.rows.shape[1]
+        ids = np.arange(5 * k, dtype=np.int32).reshape(5, k) % 6
+        values = -np.arange(5 * k, dtype=np.float32).reshape(5, k)
+        stamps = np.zeros(len(learned.pair_keys), dtype=np.int64)
+        calibration, rate = np.array(learned.calibration), np.full(1, 0.5)
+        heads, links = np.full(64, -1, dtype=np.int32), np.full(90, -1, dtype=np.int32)
+        line, found = text.copy(), match_array([])
+        scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
+        kernels.index_text(line, 0, 59, heads, links)
+        n = kernels.find_matches(line, 60, heads, links, found[0], found[1])
+        if in_one:
+            n = kernels.learn_step(
+                *learned.arrays, stamps, calibration, 50.0, 1, False, line, 60, heads, links,
+                found, n, 1, rate, counting, token, parent, slot, 5, ids, values, emitted,
+                scratch[0], scratch[1],
+            )  # fmt: skip
+        else:
+            if counting:
+                kernels.calibrate(
+                    *learned.arrays, calibration, 50.0, line, 60, found, n, 1, rate, emitted, 3,
+                    scratch[0], scratch[1],
+                )  # fmt: skip
+            kernels.recycle_rows(
+                learned.rows, learned.codes, learned.pair_keys, stamps, learned.pair_rows,
+                learned.pair_codes, 1, before, token, slot, 5, ids, values, False,
+            )  # fmt: skip
+            line[60:63] = emitted
+            kernels.index_text(line, 59, 62, heads, links)
+            n = kernels.find_matches(line, 63, heads, links, found[0], found[1])
+        results.append([*learned.arrays, stamps, calibration, rate, line, found[:, :n], links])
+    for one, parts in zip(*results, strict=True):
+        np.testing.assert_array_equal(one, parts)
