@@ -35,14 +35,16 @@ def costs_of(
     n_threads: int,
     budget_s: float = 4.0,
     anew: bool = False,
+    keep: bool = True,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CostTable:
-    """The costs of this target: those kept on disk, else measured now and kept.
+    """The costs of this target: those kept on disk, else measured now.
 
     Parameters
     ----------
     k, n_threads, budget_s, progress : see ``measure_costs``.
-    anew : measure even if there are costs on disk, and replace them.
+    anew : measure even if there are costs on disk.
+    keep : keep what was measured, in place of what was there.
     """
     key = target.cost_key() | {"k": k, "topk_threads": n_threads}
     table = None if anew else load_costs(key)
@@ -56,7 +58,8 @@ def costs_of(
             budget_s=budget_s,
             progress=progress,
         )
-        save_costs(key, table)
+        if keep:
+            save_costs(key, table)
     return table
 
 

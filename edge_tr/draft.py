@@ -96,7 +96,11 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes draft trees and learns from each verify step."""
+    """Proposes draft trees and learns from each verify step.
+
+    A drafter that has an attribute ``n_rests`` (a whole number) is left alone for so many plain
+    steps at a time once it has proposed nothing for a while; it then learns from them together.
+    """
 
     @property
     def n_vocab(self) -> int:

@@ -13,6 +13,7 @@ from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from .kernels import tree as kernels
 from .lanes import LaneCache
+from .plain import PlainRun
 from .sampling import Sampler
 from .stats import Stats
 from .target import Batch, Float32, Int32, TargetModel
@@ -20,6 +21,9 @@ from .topk import TopK
 
 _MAX_PREFILL_LOGITS = 1 << 25
 """Most logits that one batch of a prompt may return (128 MiB)."""
+
+_IDLE_STEPS = 6
+"""Steps in a row without a draft after which a drafter is left alone for ``n_rests`` steps."""
 
 _NO_LOGIT = "the model returned a row without a single finite logit"
 
@@ -72,6 +76,9 @@ class Decoder:
         self._tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
         self._accepted: Int32 = np.zeros(n_nodes + 1, dtype=np.int32)
+        self._n_rests: int = getattr(drafter, "n_rests", 0)
+        self._plain = PlainRun(drafter, self._n_rests) if drafter else None
+        self._n_idle = 0
         self._running: Stats | None = None
         self._cancelled = False
 
@@ -160,11 +167,15 @@ class Decoder:
             budget -= len(emitted)
             yield emitted
             if budget == 0 or emitted[-1] in stop_tokens:
+                self._learn_plain_run()
                 return
             self._check_running(stats)
             started = perf_counter()
             with self._recovering():
-                emitted = self._step(sampler, stop_tokens, budget, stats)
+                if self._may_rest():
+                    emitted = self._plain_step(sampler, stats)
+                else:
+                    emitted = self._step(sampler, stop_tokens, budget, stats)
                 self._append(emitted)
             stats.total_s += perf_counter() - started
 
@@ -193,7 +204,9 @@ class Decoder:
         n_same = min(len(prompt) - 1, self._lanes.n_past)
         differs = np.flatnonzero(prompt[:n_same] != self._tokens[:n_same])
         n_past = int(differs[0]) if len(differs) else n_same
-        self._n_tokens = 0
+        self._n_tokens = self._n_idle = 0
+        if self._plain is not None:
+            self._plain.forget()
         n_past = self._lanes.rewind(n_past)
         self._tokens[: len(prompt)] = prompt
         stats.n_reused = n_past
@@ -220,12 +233,48 @@ class Decoder:
         self._draft.plan()
         return logits[-1:], len(chunk)
 
+    def _may_rest(self) -> bool:
+        """Whether the next step is plain without asking the drafter."""
+        if self._n_tokens - self._lanes.n_past != 1:
+            return False
+        return self._plain is None or (
+            self._n_idle >= _IDLE_STEPS and self._plain.n < self._n_rests
+        )
+
+    def _learn_plain_run(self) -> None:
+        if self._plain is not None:
+            self._plain.learn()
+
+    def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
+        """One decode step of one token, with as little around it as can be."""
+        if self._cancelled:
+            raise CancelledError("the generation was cancelled")
+        n_past = self._lanes.n_past
+        root = int(self._tokens[n_past])
+        self._batch.set_one(root, n_past)
+        t0 = perf_counter()
+        logits = self.target.decode(self._batch)
+        t1 = perf_counter()
+        ids, values = self._topk(logits)
+        token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
+        if token < 0:
+            raise DecodeError(_NO_LOGIT)
+        self._lanes.extend(1)
+        if self._plain is not None:
+            self._plain.add(root, ids[0], values[0], token)
+        stats.n_steps += 1
+        stats.n_plain_steps += 1
+        stats.decode_s += t1 - t0
+        stats.topk_s += perf_counter() - t1
+        return [token]
+
     def _step(
         self, sampler: Sampler | None, stop_tokens: Collection[int], budget: int, stats: Stats
     ) -> list[int]:
         """One decode step: the tokens it emits, 1 to ``budget`` of them."""
         if self._cancelled:
             raise CancelledError("the generation was cancelled")
+        self._learn_plain_run()
         draft, lanes = self._draft, self._lanes
         n_past = lanes.n_past
         n_front = self._n_tokens - n_past
@@ -236,6 +285,7 @@ class Decoder:
             n_most = min(room, draft.capacity)
             self.drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
         draft.plan()
+        self._n_idle = self._n_idle + 1 if draft.n == 1 else 0
         t1 = perf_counter()
         lanes.sync(draft.n_lanes)
         draft.fill(self._batch, self._tokens[n_past : self._n_tokens])
@@ -280,7 +330,8 @@ class Decoder:
             emitted, accepted = self._walk_sampled(logits, n_front, sampler, stop_tokens, budget)
         t2 = perf_counter()
         if self._n_tokens > self._lanes.n_past:
-            self._lanes.commit(n_front, draft, accepted, self.costs.token_s())
+            token_s = self.costs.token_s() if draft.n > 1 else 0.0
+            self._lanes.commit(n_front, draft, accepted, token_s)
         t3 = perf_counter()
         if self.drafter is not None:
             self.drafter.learn(draft, ids, values, accepted, emitted)

@@ -18,6 +18,9 @@ _PROBE_SHARE = 0.01
 
 _PROBE_NODES = 2
 
+_N_RESTS = 3
+"""Plain steps at a time without asking, while nothing pays."""
+
 _MARGIN = 0.08
 """Tokens that a tree must promise beyond its cost."""
 
@@ -69,6 +72,7 @@ class Recycler:
         self.k = candidates.matrix.k
         self.max_nodes = max_nodes
         self.max_lanes = max_lanes
+        self.n_rests = _N_RESTS if costs is not None else 0
         self._harvest = harvest
         self._costs = costs
         size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
@@ -83,6 +87,7 @@ class Recycler:
         self._history = History(n_ctx + 1, use_matches=use_matches)
         self._expected = self._realised = _TRUST_WEIGHT
         self._total_s = self._probe_s = 0.0
+        self._n_proposed = 0
 
     @property
     def harvest(self) -> int:
@@ -179,13 +184,15 @@ class Recycler:
                 self._chance,
             )
         )
+        self._n_proposed = draft.n
 
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
     ) -> None:
-        if draft.n > 1:
-            expected = float(self._chance[1 : draft.n].sum())
+        if self._n_proposed > 1:
+            expected = float(self._chance[1 : self._n_proposed].sum())
             self._expected += expected - self._expected / _TRUST_STEPS
             self._realised += len(accepted) - self._realised / _TRUST_STEPS
+        self._n_proposed = 0
         new = np.array(emitted, dtype=np.int32)
         self.candidates.learn(self._history, draft, ids, values, new)

@@ -38,6 +38,15 @@ class Batch:
         first = (int(self.lanes[i]) - self.lane_ids_address) // 4
         return range(first, first + int(self.n_lanes[i]))
 
+    def set_one(self, token: int, n_past: int) -> None:
+        """Fill with one token on lane 0 that asks for logits."""
+        self.n = 1
+        self.token[0] = token
+        self.pos[0] = n_past
+        self.n_lanes[0] = 1
+        self.lanes[0] = self.lane_ids_address
+        self.logits[0] = 1
+
     def set_chain(self, tokens: Int32, n_past: int, *, want_rows: int) -> None:
         """Fill with a chain on lane 0; the last ``want_rows`` tokens ask for logits."""
         n = len(tokens)
