@@ -1,0 +1,183 @@
+"""What a decode step costs outside llama.cpp: ``python -m bench.overhead --json``.
+
+host: everything between two ``llama_decode`` calls but the top-k, on a real model: the paper's
+80 nodes and the root behind about 4,000 tokens, lane calls included, keep or redo as the decode
+loop chooses by their cost. drafting: proposing and learning of automatic mode alone, 64 nodes
+behind a text of 32,000 tokens. topk: 64 rows of 152,000 logits against NumPy's maximum of the
+same rows. Medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+
+from edge_tr import machine, models
+from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.candidates import Candidates
+from edge_tr.config import DraftConfig
+from edge_tr.draft import Draft
+from edge_tr.llama.target import ContextConfig
+from edge_tr.recycler import Recycler
+from edge_tr.session import Session
+from edge_tr.stats import Stats
+from edge_tr.target import Int32
+from edge_tr.topk import TopK
+from edge_tr.tree import TreeTemplate
+
+from .questions import load_questions
+
+PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
+
+
+def host_steps(model: str, n_ctx: int, n_past: int, n_steps: int) -> dict[str, float]:
+    """Milliseconds per step outside decode and top-k, whole and by part."""
+    paper = TreeTemplate.paper()
+    draft = DraftConfig(speculative=paper, start="empty")
+    with Session(models.path(model), context=ContextConfig(n_ctx=n_ctx), draft=draft) as session:
+        text = "\n\n".join(turn for q in load_questions() for turn in q.turns)
+        prompt = session.prompt_tokens(text, chat=False)[:n_past]
+        steps = session.decoder.generate(prompt)
+        found: dict[str, list[float]] = {"host": []} | {part: [] for part in PARTS}
+        next(steps)
+        before = replace(session.stats)
+        for _ in range(n_steps):
+            if next(steps, None) is None:
+                break
+            after = replace(session.stats)
+            if after.n_drafted - before.n_drafted == paper.n_nodes:
+                _note(found, before, after)
+            before = after
+    if not found["host"]:
+        raise SystemExit("no step drafted the whole tree; give a longer --past")
+    return {name: round(float(np.median(ms)), 4) for name, ms in found.items()} | {
+        "n_steps": len(found["host"])
+    }
+
+
+def _note(found: dict[str, list[float]], before: Stats, after: Stats) -> None:
+    def spent(name: str) -> float:
+        return 1e3 * float(getattr(after, name) - getattr(before, name))
+
+    found["host"].append(spent("total_s") - spent("decode_s") - spent("topk_s"))
+    for part in PARTS:
+        found[part].append(spent(part))
+
+
+def drafting(n_vocab: int, n_text: int, n_nodes: int, n_steps: int) -> dict[str, float]:
+    """Milliseconds per step of automatic drafting, without a model: propose and learn."""
+    rng = np.random.default_rng(0)
+    words = [rng.integers(0, n_vocab, int(n)).astype(np.int32) for n in rng.integers(2, 12, 3000)]
+    picked = [words[int(i)] for i in rng.integers(0, len(words), n_text // 6 + 1)]
+    text = np.concatenate(picked)[:n_text]
+    recycler = Recycler(
+        Candidates(AdjacencyMatrix(n_vocab)), n_ctx=n_text + 2 * n_steps, max_nodes=n_nodes
+    )
+    draft = Draft(n_nodes)
+    ids = rng.integers(0, n_vocab, (n_text, 8)).astype(np.int32)
+    ids[:-1, 0] = text[1:]
+    values = -np.sort(rng.random((n_text, 8), dtype=np.float32) * 8, axis=1)
+    recycler.learn_prompt(text, ids, values)
+    recycler.begin(text)
+    propose_ms, learn_ms, n_drafted = [], [], []
+    root = int(text[-1])
+    none: Int32 = np.zeros(0, dtype=np.int32)
+    for i in range(n_steps):
+        draft.reset(root, n_past=n_text + i)
+        started = perf_counter()
+        recycler.propose(draft, max_nodes=n_nodes, max_depth=n_nodes)
+        proposed = perf_counter()
+        draft.plan()
+        rows = slice(i, i + draft.n)
+        root = int(rng.choice(text))
+        learning = perf_counter()
+        recycler.learn(draft, ids[rows], values[rows], none, [root])
+        learn_ms.append(1e3 * (perf_counter() - learning))
+        propose_ms.append(1e3 * (proposed - started))
+        n_drafted.append(draft.n - 1)
+    total = np.array(propose_ms) + np.array(learn_ms)
+    return {
+        "total": round(float(np.median(total)), 4),
+        "propose": round(float(np.median(propose_ms)), 4),
+        "learn": round(float(np.median(learn_ms)), 4),
+        "n_nodes": float(np.median(n_drafted)),
+        "n_text": n_text,
+    }
+
+
+def topk(n_rows: int, n_vocab: int, n_threads: int, n_repeats: int) -> dict[str, float]:
+    """Top-k over NumPy's maximum of the same array, in turn; medians."""
+    rng = np.random.default_rng(0)
+    logits = rng.standard_normal((n_rows, n_vocab), dtype=np.float32) * 3
+    one, many = TopK(8), TopK(8, n_threads)
+    times: dict[str, list[float]] = {"max": [], "one": [], "many": []}
+    jobs: dict[str, Callable[[], object]] = {
+        "max": lambda: logits.max(axis=1),
+        "one": lambda: one(logits),
+        "many": lambda: many(logits),
+    }
+    for job in jobs.values():
+        job()
+    for _ in range(n_repeats):
+        for name, job in jobs.items():
+            times[name].append(_ms(job))
+    ms = {name: float(np.median(t)) for name, t in times.items()}
+    return {
+        "topk_over_max": round(ms["one"] / ms["max"], 3),
+        f"topk_over_max_{n_threads}_threads": round(ms["many"] / ms["max"], 3),
+        "max_ms": round(ms["max"], 3),
+    }
+
+
+def _ms(job: Callable[[], object]) -> float:
+    started = perf_counter()
+    job()
+    return 1e3 * (perf_counter() - started)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure and print; the last line is one JSON object."""
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead", description=__doc__)
+    parser.add_argument("--json", action="store_true", help="end with one JSON object")
+    parser.add_argument("--model", default=models.DEFAULT)
+    parser.add_argument("--ctx", type=int, default=4096)
+    parser.add_argument("--past", type=int, default=3900)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--vocab", type=int, default=152_064)
+    parser.add_argument("--threads", type=int, default=max(2, os.cpu_count() or 1))
+    options = parser.parse_args(arguments)
+    host = host_steps(options.model, options.ctx, options.past, options.steps)
+    found = topk(64, options.vocab, options.threads, 15)
+    result: dict[str, Any] = {
+        "host_ms_per_step": host["host"],
+        "topk_over_max": found["topk_over_max"],
+        "parts_ms": {part.removesuffix("_s"): host[part] for part in PARTS},
+        "drafting_ms_per_step": drafting(49_152, 32_000, 64, 200),
+        "topk": found,
+        "measured_on": {
+            "processor": machine.processor(),
+            "cores": machine.n_cores(),
+            "model": options.model,
+            "nodes": TreeTemplate.paper().n_nodes,
+            "n_ctx": options.ctx,
+            "n_past": options.past,
+            "n_steps": host["n_steps"],
+        },
+    }
+    for name in ("host_ms_per_step", "parts_ms", "drafting_ms_per_step", "topk"):
+        print(f"{name}: {result[name]}")
+    if options.json:
+        print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
