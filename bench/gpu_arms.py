@@ -7,20 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from bench.baselines import Arm, BareArm, DraftedArm, timed
+from bench.prompt_lookup import PromptLookup
 from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
 from edge_tr.cost import StepCosts
-from edge_tr.draft import Draft, Drafter, RecyclingDrafter
+from edge_tr.draft import Drafter, RecyclingDrafter
 from edge_tr.generate import Decoder
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.recycler import Recycler
 from edge_tr.session import Session
-from edge_tr.target import Float32, Int32
+from edge_tr.target import Int32
 from edge_tr.tree import TreeTemplate
 
 K = 8
@@ -42,49 +41,6 @@ class ForcedCosts(StepCosts):
 
     def token_s(self) -> float:
         return self._forced_s
-
-
-class PromptLookup:
-    """Prompt lookup decoding: the chain that followed the first earlier place of the last 3
-    tokens, else of the last 2, else of the last one.
-
-    Source: Saxena, Prompt Lookup Decoding (2023), with the settings of Spec-Bench.
-    """
-
-    k = 1
-    harvest = 0
-    max_lanes = 1
-
-    def __init__(self, n_vocab: int, *, max_nodes: int = 10, max_ngram: int = 3) -> None:
-        self.n_vocab = n_vocab
-        self.max_nodes = max_nodes
-        self._max_ngram = max_ngram
-        self._text: Int32 = np.zeros(0, dtype=np.int32)
-
-    def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
-        """Nothing: it asks for no rows."""
-
-    def begin(self, tokens: Int32) -> None:
-        self._text = tokens.copy()
-
-    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
-        text = self._text
-        for n in range(min(self._max_ngram, len(text) - 1), 0, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
-            places = np.flatnonzero((windows == text[-n:]).all(axis=1))
-            if len(places):
-                chain = text[places[0] + n :][: min(max_nodes, max_depth)]
-                nodes = np.arange(1, len(chain) + 1)
-                draft.n = len(chain) + 1
-                draft.token[nodes] = chain
-                draft.depth[nodes] = nodes
-                draft.parent[nodes] = nodes - 1
-                return
-
-    def learn(
-        self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
-    ) -> None:
-        self._text = np.concatenate((self._text, np.array(emitted, dtype=np.int32)))
 
 
 class StoppingArm(DraftedArm):

@@ -159,7 +159,7 @@ def methods(session: Session, rates: Sequence[float], options: argparse.Namespac
         found += [
             Method("ours", n, ours(n)),
             Method("baseline", n, baseline(n)),
-            Method("pld", n, lambda n=n: PromptLookup(n, n_vocab)),  # type: ignore[misc]
+            Method("pld", n, lambda n=n: PromptLookup(n_vocab, max_nodes=n)),  # type: ignore[misc]
         ]
         if n <= 15:
             found.append(Method("ours warm", n, ours(n), warm=True))

@@ -9,51 +9,41 @@ from edge_tr.target import Float32, Int32
 
 
 class PromptLookup:
-    """A chain copied from behind the first earlier place with the longest matching suffix.
+    """Prompt lookup decoding: the chain that followed the first earlier place of the last 3
+    tokens, else of the last 2, else of the last one.
 
-    Tries suffixes of 3, 2 and 1 tokens, as the method's author does; without a match it drafts
-    nothing.
-
-    Parameters
-    ----------
-    n_nodes : length of the chain.
-    n_vocab : tokens of the target's vocabulary.
-
-    Source: Saxena, Prompt Lookup Decoding, 2023, github apoorvumang/prompt-lookup-decoding.
+    Source: Saxena, Prompt Lookup Decoding (2023), with the settings of Spec-Bench.
     """
 
-    max_lanes = 1
     k = 1
     harvest = 0
+    max_lanes = 1
 
-    def __init__(self, n_nodes: int, n_vocab: int) -> None:
-        self.max_nodes = n_nodes
+    def __init__(self, n_vocab: int, *, max_nodes: int = 10, max_ngram: int = 3) -> None:
         self.n_vocab = n_vocab
+        self.max_nodes = max_nodes
+        self._max_ngram = max_ngram
         self._text: Int32 = np.zeros(0, dtype=np.int32)
 
-    def begin(self, tokens: Int32) -> None:
-        self._text = tokens.astype(np.int32)
-
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
-        raise AssertionError("prompt lookup reads no logits of the prompt")
+        """Nothing: it asks for no rows."""
+
+    def begin(self, tokens: Int32) -> None:
+        self._text = tokens.copy()
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
-        found = self._find()[: min(max_nodes, max_depth)]
-        n = len(found)
-        draft.token[1 : n + 1] = found
-        draft.parent[1 : n + 1] = np.arange(n)
-        draft.depth[1 : n + 1] = np.arange(1, n + 1)
-        draft.n = n + 1
-
-    def _find(self) -> Int32:
         text = self._text
-        for size in range(min(3, len(text) - 1), 0, -1):
-            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], size)
-            places = np.flatnonzero((windows == text[-size:]).all(axis=1))
+        for n in range(min(self._max_ngram, len(text) - 1), 0, -1):
+            windows = np.lib.stride_tricks.sliding_window_view(text[:-1], n)
+            places = np.flatnonzero((windows == text[-n:]).all(axis=1))
             if len(places):
-                first = int(places[0]) + size
-                return text[first : first + self.max_nodes]
-        return text[:0]
+                chain = text[places[0] + n :][: min(max_nodes, max_depth)]
+                nodes = np.arange(1, len(chain) + 1)
+                draft.n = len(chain) + 1
+                draft.token[nodes] = chain
+                draft.depth[nodes] = nodes
+                draft.parent[nodes] = nodes - 1
+                return
 
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bench import gpu
-from bench.gpu_arms import PromptLookup
 from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
+from bench.prompt_lookup import PromptLookup
 from edge_tr.draft import Draft
 from edge_tr.simulate import RecordedText, Recording
 
