@@ -18,6 +18,9 @@ _PAIR_K = 4
 _MAX_TRIALS = 500.0
 """Trials of a calibration cell after which its counts are halved, so that old ones fade."""
 
+_FIRST_MATCH_RATE = 0.3
+"""A text's first matches are not trusted much: most texts do not copy."""
+
 
 class History:
     """The text so far, and the places in it that end with the same tokens (the matches).
@@ -44,7 +47,7 @@ class History:
         self.matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
         self._n_matches = 0
         self._use_matches = use_matches
-        self.match_rate = np.full(1, 0.5)
+        self.match_rate = np.full(1, _FIRST_MATCH_RATE)
         self.counting = False
 
     @property
@@ -72,7 +75,7 @@ class History:
                 self.text, self.n, self.heads, self.links, self.matches[0], self.matches[1]
             )
         )
-        self.match_rate[0] = 0.5
+        self.match_rate[0] = _FIRST_MATCH_RATE
         self.counting = False
 
 

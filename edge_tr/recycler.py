@@ -13,7 +13,7 @@ from .kernels import candidates as kernels
 from .target import Float32, Int32
 from .tree import MAX_LANES
 
-_PROBE_SHARE = 0.01
+_PROBE_SHARE = 0.003
 """Most of the time that goes into drafts which are only meant to correct the costs."""
 
 _PROBE_NODES = 2
@@ -21,7 +21,7 @@ _PROBE_NODES = 2
 _N_RESTS = 3
 """Plain steps at a time without asking, while nothing pays."""
 
-_MARGIN = 0.08
+_MARGIN = 0.15
 """Tokens that a tree must promise beyond its cost."""
 
 _TRUST_STEPS = 16
@@ -91,8 +91,8 @@ class Recycler:
 
     @property
     def harvest(self) -> int:
-        """Rows of the prompt's end that cost at most a hundredth of an answer of 100 tokens;
-        none while drafting does not pay."""
+        """Rows of the prompt's end that cost at most a hundredth of an answer of 100 tokens, at
+        most 100; none while drafting does not pay."""
         if not self._harvest:
             return 0
         if self._costs is None or self._costs.table is None:
@@ -100,7 +100,8 @@ class Recycler:
         plain_s = float(self._costs.seconds(0)[1])
         if 0 < self._costs.rate * plain_s < 1.02:
             return 0
-        return int(_HARVEST_SHARE * 100 * plain_s / max(self._costs.table.row_s, 1e-9))
+        row_s = max(self._costs.table.row_s, plain_s / 100)
+        return int(_HARVEST_SHARE * 100 * plain_s / row_s)
 
     @property
     def trust(self) -> float:
@@ -132,9 +133,6 @@ class Recycler:
 
     def begin(self, tokens: Int32) -> None:
         self._history.begin(tokens)
-        # Another text may be another matter: half of what was compared is forgotten.
-        self._expected = (self._expected + _TRUST_WEIGHT) / 2
-        self._realised = (self._realised + _TRUST_WEIGHT) / 2
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs
