@@ -18,8 +18,8 @@ _PAIR_K = 4
 _MAX_TRIALS = 500.0
 """Trials of a calibration cell after which its counts are halved, so that old ones fade."""
 
-_FIRST_MATCH_RATE = 0.3
-"""A text's first matches are not trusted much: most texts do not copy."""
+_FIRST_MATCH_RATE = 0.4
+"""A text's first match that fails lowers the level: most texts do not copy."""
 
 
 class History:
