@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
@@ -16,8 +17,11 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 _RATE_STEPS = 64
 """Steps over which the long-run rate is averaged."""
 
-_CORRECTION = 0.08
-"""Share of a new observation in a correction; half is forgotten in 8 steps."""
+_CORRECTION = 0.1
+"""Least share of a new observation in a correction; half is forgotten in 7 steps."""
+
+_SURPRISE = 1.5
+"""A step counts for at most this many times its expected seconds, or the part of it."""
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,10 @@ class CostTable:
 class StepCosts:
     """Seconds of a decode step: a measured table, corrected by the steps really taken.
 
-    Every step corrects two factors: one for the machine as a whole (it throttles, another
-    program runs), one for its own width (the table was wrong there). Both follow within tens
-    of steps.
+    Each width has a factor on the table. A plain step corrects all of them, since it shows what
+    the machine does now; a wider step corrects its own and a little its neighbours', where the
+    table was wrong. A width that is thought too dear is not tried, so that a drafter should take
+    a plain step and a short draft now and then.
 
     Parameters
     ----------
@@ -122,8 +127,12 @@ class StepCosts:
         self.table = table
         self.max_width = max_width
         self.rate = 0.0
-        self._machine = 1.0
-        self._width = np.ones(max_width + 1)
+        self._factor = np.ones(max_width + 1)
+        self._n_seen = np.zeros(max_width + 1, dtype=np.int64)
+        width = np.arange(max_width + 1)
+        self._share = 0.25 ** np.abs(width[:, None] - width[None, :])
+        self._share[:, :2] = 0.0
+        self._share[1] = 1.0
         self._tokens = self._seconds = 0.0
         self._seen: dict[int, float] = {}
         self._row = np.zeros(0)
@@ -131,8 +140,12 @@ class StepCosts:
 
     @property
     def corrections(self) -> Float64:
-        """float64[max_width + 1]; factor on the table at each width, for reports."""
-        return self._machine * self._width
+        """float64[max_width + 1]; factor on the table at each width."""
+        return self._factor
+
+    def n_seen(self, width: int) -> int:
+        """How many steps of this width were observed."""
+        return int(self._n_seen[width])
 
     def seconds(self, n_past: int) -> Float64:
         """float64[max_width + 1]; what a step of each width costs behind ``n_past`` tokens.
@@ -141,7 +154,7 @@ class StepCosts:
         ------
         ConfigError : no table was given.
         """
-        return self._table_row(n_past) * self.corrections
+        return self._table_row(n_past) * self._factor
 
     def _table_row(self, n_past: int) -> Float64:
         if self.table is None:
@@ -160,13 +173,12 @@ class StepCosts:
         known = self._seen.get(n_tokens, seconds)
         self._seen[n_tokens] = known + 0.2 * (seconds - known)
         if self.table is not None and n_tokens <= self.max_width:
-            expected = self._table_row(n_past)[n_tokens]
-            # A step that took over three times as long says nothing about its width.
-            ratio = min(max(seconds / (expected * self._machine), 1 / 3), 3.0)
-            own = self._width[n_tokens]
-            self._machine *= 1 + _CORRECTION * (ratio / own - 1)
-            if n_tokens > 1:
-                self._width[n_tokens] = own * (1 + _CORRECTION * (ratio / own - 1))
+            expected = self._table_row(n_past)[n_tokens] * self._factor[n_tokens]
+            # One step that took far longer says little: something else ran.
+            surprise = math.log(min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE))
+            weight = max(_CORRECTION, 0.4 / (1 + self._n_seen[n_tokens]))
+            self._n_seen[n_tokens] += 1
+            self._factor *= np.exp(weight * surprise * self._share[n_tokens])
 
     def token_s(self) -> float:
         """Seconds that one more token in a batch costs, roughly: the slope between the

@@ -21,6 +21,12 @@ _PROBE_NODES = 2
 _N_RESTS = 3
 """Plain steps at a time without asking, while nothing pays."""
 
+_FIRST_PLAIN = 3
+"""Plain steps before the first draft: their cost is what drafts are compared with."""
+
+_MOST_DRAFTING = 48
+"""Drafting steps in a row, before one plain step to see what it costs."""
+
 _MARGIN = 0.15
 """Tokens that a tree must promise beyond its cost."""
 
@@ -88,6 +94,7 @@ class Recycler:
         self._expected = self._realised = _TRUST_WEIGHT
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
+        self._n_drafting = 0
 
     @property
     def harvest(self) -> int:
@@ -141,17 +148,26 @@ class Recycler:
             return
         step_s = costs.seconds(draft.n_past)[draft.n_front :]
         max_nodes = min(max_nodes, len(step_s) - 1)
-        if max_nodes < 1:
+        if max_nodes < 1 or self._wants_plain(costs):
             return
         rate = max(costs.rate, 1 / step_s[0])
         self._grow(draft, max_nodes, max_depth, step_s, rate / self.trust)
         self._total_s += step_s[draft.n - 1]
         if draft.n == 1:
+            self._n_drafting = 0
             n = min(_PROBE_NODES, max_nodes)
             extra_s = step_s[n] - step_s[0]
             if self._probe_s + extra_s <= _PROBE_SHARE * self._total_s:
                 self._probe_s += extra_s
                 self._grow(draft, n, max_depth, self._free, 0.0)
+
+    def _wants_plain(self, costs: StepCosts) -> bool:
+        """Whether to see what a plain step costs: at first, and after many drafted ones."""
+        self._n_drafting += 1
+        if costs.n_seen(1) < _FIRST_PLAIN or self._n_drafting > _MOST_DRAFTING:
+            self._n_drafting = 0
+            return True
+        return False
 
     def _grow(
         self, draft: Draft, max_nodes: int, max_depth: int, seconds: object, price: float

@@ -161,8 +161,16 @@ def test_without_costs_the_tree_is_as_large_as_allowed() -> None:
     assert drafted(None)[-1] == 20
 
 
-def test_free_tokens_fill_the_tree() -> None:
-    assert set(drafted(0.0)[60:]) == {20}
+def test_free_tokens_fill_the_tree_but_for_a_plain_step_now_and_then() -> None:
+    sizes = drafted(0.0, n_tokens=400)[60:]
+    assert set(sizes) == {0, 20}
+    assert sizes.count(0) <= len(sizes) / 48
+
+
+def test_the_first_steps_are_plain() -> None:
+    sizes = drafted(0.0)
+    assert sizes[:3] == [0, 0, 0]
+    assert sizes[3] > 0
 
 
 def test_tokens_as_dear_as_a_step_are_not_drafted_but_to_probe() -> None:
