@@ -33,6 +33,7 @@ from edge_tr.tree import TreeTemplate
 
 from .prompt_lookup import PromptLookup
 from .questions import Question, load_questions, sample
+from .record import record_questions
 from .static_trees import RankCounter, best_static_tree
 
 BUDGETS = (3, 7, 15, 31, 80)
@@ -243,6 +244,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--questions", type=Path, help="directory of Spec-Bench and MBPP")
     parser.add_argument("--out", type=Path, help="keep finished answers here")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help="only record acceptance for `edge-tr tune --cost ... --acceptance FILE`, on questions "
+        "that are not measured",
+    )
     options = parser.parse_args(arguments)
     context = ContextConfig(
         n_ctx=N_CTX,
@@ -255,6 +263,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     draft = DraftConfig(speculative="off", start="empty")
     with Session(models.path(options.model), context=context, draft=draft) as session:
         bench = Bench(session, options)
+        if options.record:
+            found = record_questions(
+                session,
+                bench.other,
+                n_tokens=options.tokens,
+                progress=lambda line: print(line, file=sys.stderr, flush=True),
+            )
+            options.record.write_text(json.dumps(found.to_dict(), separators=(",", ":")) + "\n")
+            return 0
         result = summary(bench, methods(session, bench.rates(), options))
     result["settings"] = {
         "model": options.model,
