@@ -41,7 +41,7 @@ PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
 def host_steps(model: str, n_ctx: int, n_past: int, n_steps: int) -> dict[str, float]:
     """Milliseconds per step outside decode and top-k, whole and by part."""
     paper = TreeTemplate.paper()
-    draft = DraftConfig(speculative=paper, start="empty")
+    draft = DraftConfig(speculative=paper, start="random")
     with Session(models.path(model), context=ContextConfig(n_ctx=n_ctx), draft=draft) as session:
         text = "\n\n".join(turn for q in load_questions() for turn in q.turns)
         prompt = session.prompt_tokens(text, chat=False)[:n_past]
