@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from fake_target import FakeTarget, HashModel
+
 from edge_tr.generate import Decoder
-from tests.fake_target import FakeTarget, HashModel
 
 
 def test_two_decoders_in_turn_do_not_mix() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from fake_target import FakeTarget, HashModel
 
 from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.candidates import Candidates
@@ -11,7 +12,6 @@ from edge_tr.cost import CostTable, StepCosts
 from edge_tr.generate import Decoder
 from edge_tr.recycler import Recycler
 from edge_tr.sampling import TemperatureSampler
-from tests.fake_target import FakeTarget, HashModel
 
 PROMPT = [3, 1, 4, 1, 5]
 
