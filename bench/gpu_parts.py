@@ -18,13 +18,12 @@ from typing import Any
 import numba
 import numpy as np
 
-from bench.gpu_arms import Arms, K, Prompt
+from bench.gpu_arms import Arms, Prompt
 from bench.gpu_meter import StepMeter, coarse_first, staircase, topk_threads
 from bench.questions import Half, load_questions, sample
-from bench.record import Recorder
+from bench.record import SIZES
+from bench.record import record as record_run
 from edge_tr import machine
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
 from edge_tr.errors import ConfigError
 from edge_tr.llama.library import lib, logger, system_info, version
 from edge_tr.llama.model import Model
@@ -32,8 +31,7 @@ from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.machine import n_cores
 from edge_tr.paths import cache_dir
 from edge_tr.probe import probe_widths
-from edge_tr.recycler import Recycler
-from edge_tr.simulate import RecordedText, Recording
+from edge_tr.simulate import RecordedRun, Recording
 
 Report = Callable[[str, Any], None]
 """Takes the name of a result and its value so far; a later value replaces it."""
@@ -177,23 +175,24 @@ def record(
     max_nodes: int,
 ) -> None:
     """What would be accepted at every position of the answers of ``arms``, for the simulator."""
-    texts: list[RecordedText] = []
     with Model(model, n_gpu_layers=-1) as opened, LlamaTarget(opened, context(n_ctx)) as target:
-        recycler = Recycler(
-            Candidates(AdjacencyMatrix(target.n_vocab, K)),
-            n_ctx=target.n_ctx,
-            max_nodes=max_nodes,
-            max_lanes=target.n_lanes,
-        )
-        recorder, stop_tokens = Recorder(target, recycler), opened.stop_tokens()
-        room = n_ctx - n_tokens - 128
-        for prompt in _prompts(opened, questions, per_category, room):
+        prompts = _prompts(opened, questions, per_category, n_ctx - n_tokens - 128)
+        measured = [prompt.tokens for prompt in prompts if prompt.measured]
+        runs: list[RecordedRun] = []
+        for size in [size for size in SIZES if size <= max_nodes]:
             if perf_counter() > stop:
                 break
-            text = recorder.record(prompt.category, prompt.tokens, n_tokens, stop_tokens)
-            if prompt.measured:
-                texts.append(text)
-                recording = Recording(f"{model.stem}, {len(texts)} answers", max_nodes, (*texts,))
+            run = record_run(
+                target,
+                measured,
+                max_nodes=size,
+                n_tokens=n_tokens,
+                n_skipped=min(16, n_tokens // 2),
+                stop_tokens=opened.stop_tokens(),
+            )
+            if run.hits:
+                runs.append(run)
+                recording = Recording(f"{model.stem}, {len(measured)} answers", (*runs,))
                 report("recording", recording.to_dict())
 
 

@@ -46,7 +46,7 @@ def host_steps(model: str, n_ctx: int, n_past: int, n_steps: int) -> dict[str, f
         text = "\n\n".join(turn for q in load_questions() for turn in q.turns)
         prompt = session.prompt_tokens(text, chat=False)[:n_past]
         steps = session.decoder.generate(prompt)
-        found: dict[str, list[float]] = {"host": []} | {part: [] for part in PARTS}
+        found: dict[str, list[float]] = {name: [] for name in ("host", *PARTS)}
         next(steps)
         before = replace(session.stats)
         for _ in range(n_steps):

@@ -31,7 +31,7 @@ class RankCounter(RecyclingDrafter):
     @property
     def rates(self) -> list[float]:
         """Share of the tokens at each rank."""
-        return (self.hits / max(1, self.n_tokens)).tolist()
+        return [float(hits) / max(1, self.n_tokens) for hits in self.hits]
 
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
@@ -51,7 +51,7 @@ def best_static_tree(rates: Sequence[float], n_nodes: int) -> TreeTemplate:
     """
     order = sorted(range(len(rates)), key=lambda rank: (-rates[rank], rank))
     paths: list[tuple[int, ...]] = []
-    heap = [(-rates[order[0]], (0,))]
+    heap: list[tuple[float, tuple[int, ...]]] = [(-rates[order[0]], (0,))]
     while heap and len(paths) < n_nodes:
         negative, places = heapq.heappop(heap)
         paths.append(tuple(order[place] for place in places))

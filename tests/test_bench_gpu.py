@@ -16,7 +16,7 @@ from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
 from bench.prompt_lookup import PromptLookup
 from edge_tr.draft import Draft
-from edge_tr.simulate import RecordedText, Recording
+from edge_tr.simulate import RecordedRun, Recording
 
 
 @pytest.fixture(scope="module")
@@ -76,8 +76,7 @@ def test_speedups_are_over_the_faster_plain_arm() -> None:
 
 RECORDING = Recording(
     "two accepted tokens at every position",
-    7,
-    (RecordedText("a", ((1, 2),) * 30, np.ones((30, 8))),),
+    (RecordedRun(7, ((1, 2),) * 30, np.tile(np.minimum(np.arange(8.0), 2.0), (30, 1))),),
 )
 
 
