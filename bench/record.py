@@ -87,7 +87,8 @@ def record(
             n_first += made <= max(1, n_skipped)  # the prompt itself makes the first token
             if made >= n_tokens:
                 break
-        if not runs_in_circles(decoder.tokens[len(prompt) :]):
+        answer = decoder.tokens[len(prompt) :][:n_tokens]  # the same at every size
+        if not runs_in_circles(answer):
             hits += recycler.hits[n_first:]
             expected += recycler.expected[n_first:]
     curves = np.array(expected, dtype=np.float64).reshape(len(hits), max_nodes + 1)

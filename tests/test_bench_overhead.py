@@ -41,4 +41,4 @@ def test_no_whole_tree_is_an_error(
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr("edge_tr.models.path", lambda name: tiny_model("llama"))
     with pytest.raises(SystemExit, match="give a longer --past"):
-        overhead.host_steps("tiny", 256, 2, 0)
+        overhead.host_steps("tiny", 256, 2, 0, None)
