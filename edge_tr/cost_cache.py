@@ -16,7 +16,7 @@ from .measure import measure_costs
 from .paths import cache_dir
 from .target import TargetModel
 
-_FORMAT = 2
+_FORMAT = 3
 
 _MAX_WIDTH = 81
 """Widest step of automatic mode: the root and 80 nodes."""
