@@ -34,7 +34,8 @@ _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
 
 _TRUST_WEIGHT = 2.0
-"""Expected tokens, all accepted, that a comparison starts from."""
+"""Expected tokens, half of them accepted, that a comparison starts from: the first drafts must be
+promising."""
 
 _HARVEST_SHARE = 0.01
 """Most of an answer's time that goes into reading the prompt's own logits."""
@@ -91,7 +92,7 @@ class Recycler:
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
         self._history = History(n_ctx + 1, use_matches=use_matches)
-        self._expected = self._realised = _TRUST_WEIGHT
+        self._expected, self._realised = _TRUST_WEIGHT, _TRUST_WEIGHT / 2
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
