@@ -212,21 +212,30 @@ def alternatives(
 
 def test_a_faster_setting_is_recommended(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = alternatives(monkeypatch, {"slow": 2.0, "fast": 0.5, "mid": 0.8})
-    assert [line.split(":")[0] for line in lines[1:-1]] == ["  slow", "  fast", "  mid"]
-    assert lines[-1].startswith("Clearly faster at every length: fast.")
+    assert [line.split(":")[0] for line in lines[1:4]] == ["  slow", "  fast", "  mid"]
+    assert lines[4:] == [
+        "Clearly faster with fast: 100% behind 64 tokens, 100% behind 256 tokens.",
+        "Clearly faster with mid: 25% behind 64 tokens, 25% behind 256 tokens.",
+        "Nothing was changed; the choice is yours.",
+    ]
+
+
+def test_a_setting_that_is_faster_at_one_length_is_told_with_it() -> None:
+    long = tuning.Alternative(setting("long"), {64: (100.0, 80.0), 256: (50.0, 60.0)})
+    assert "Clearly faster with long: 20% behind 256 tokens." in tune._recommendations([long], 0.0)
 
 
 def test_a_setting_that_is_hardly_faster_is_not_recommended(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     lines = alternatives(monkeypatch, {"same": 0.97})
-    assert lines[-1].startswith("None of them is clearly faster")
+    assert lines[-2] == "None of them is clearly faster."
 
 
 def test_a_gain_below_the_drift_means_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     lines = alternatives(monkeypatch, {"fast": 0.8}, again=1.4)
-    assert "A plain step changed by 40%" in lines[-2]
-    assert lines[-1].startswith("None of them is clearly faster")
+    assert "A plain step changed by 40%" in lines[-3]
+    assert lines[-2] == "None of them is clearly faster."
 
 
 def test_a_setting_that_llama_cpp_refuses_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

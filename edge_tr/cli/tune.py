@@ -193,6 +193,8 @@ def _table(table: CostTable) -> list[str]:
 def _choice(e: Expectation) -> str:
     best = e.speedup_of[e.best_nodes]
     fixed = f"the best fixed tree has {_count(e.best_nodes, 'node')} ({best:.2f} times)"
+    if e.best_nodes == 0:
+        fixed = "no fixed tree pays"
     if e.speedup < _PAYS:
         return "drafting does not pay on typical text, only on what repeats; none is the best tree"
     return (
@@ -226,15 +228,15 @@ def _recommendations(others: list[Alternative], drift: float) -> list[str]:
             f"A plain step changed by {drift:.0%} between the first measurement and the last; "
             "differences below that mean nothing."
         )
-    best = max(others, key=lambda other: other.gain, default=None)
-    if best is None or best.gain < max(_LEAST_GAIN, drift):
-        lines.append("None of them is clearly faster at every length. Nothing was changed.")
-    else:
-        lines.append(
-            f"Clearly faster at every length: {best.setting.name}. Nothing was changed; the "
-            "choice is yours."
-        )
-    return lines
+    least = max(_LEAST_GAIN, drift)
+    faster = []
+    for other in sorted(others, key=lambda other: -other.gain):
+        gains = {n: this / own - 1 for n, (own, this) in other.tps.items()}
+        where = [f"{gain:.0%} behind {n} tokens" for n, gain in gains.items() if gain >= least]
+        if where:
+            faster.append(f"Clearly faster with {other.setting.name}: {', '.join(where)}.")
+    lines += faster or ["None of them is clearly faster."]
+    return [*lines, "Nothing was changed; the choice is yours."]
 
 
 def _count(n: int, what: str) -> str:
