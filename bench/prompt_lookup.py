@@ -18,6 +18,7 @@ class PromptLookup:
     k = 1
     harvest = 0
     max_lanes = 1
+    n_rests = 0
 
     def __init__(self, n_vocab: int, *, max_nodes: int = 10, max_ngram: int = 3) -> None:
         self.n_vocab = n_vocab

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +13,7 @@ from .errors import ConfigError
 from .measure import measure_costs
 from .paths import cache_dir
 from .target import TargetModel
+from .whole_file import write_whole
 
 _FORMAT = 3
 
@@ -84,10 +83,8 @@ def save_costs(key: dict[str, Any], table: CostTable) -> bool:
     data = {"format": _FORMAT, "key": key, "costs": table.to_dict()}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".tmp")
-        with os.fdopen(handle, "w") as file:
-            json.dump(data, file, indent=1, default=str)
-        os.replace(temporary, path)
+        text = json.dumps(data, indent=1, default=str)
+        write_whole(path, lambda stream: stream.write(text.encode()))
     except OSError:
         return False
     return True

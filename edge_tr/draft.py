@@ -96,11 +96,7 @@ class Draft:
 
 
 class Drafter(Protocol):
-    """Proposes draft trees and learns from each verify step.
-
-    A drafter that has an attribute ``n_rests`` (a whole number) is left alone for so many plain
-    steps at a time once it has proposed nothing for a while; it then learns from them together.
-    """
+    """Proposes draft trees and learns from each verify step."""
 
     @property
     def n_vocab(self) -> int:
@@ -122,6 +118,11 @@ class Drafter(Protocol):
     def harvest(self) -> int:
         """How many tokens at the end of the next prompt ``learn_prompt`` wants to see; each
         costs a row of logits while the prompt is read."""
+
+    @property
+    def n_rests(self) -> int:
+        """For how many plain steps at a time it is left alone once it has proposed nothing for a
+        while; it then learns from them together. 0 = it is asked at every step."""
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         """See what the target model expected after each token of a part of the prompt.
@@ -187,6 +188,7 @@ class RecyclingDrafter:
         self.template = template
         self.update = update
         self.harvest = MAX_HARVEST if harvest else 0
+        self.n_rests = 0
         self.n_vocab = matrix.n_vocab
         self.max_nodes = template.n_nodes
         self.max_lanes = template.n_leaves

@@ -76,7 +76,7 @@ class Decoder:
         self._tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
         self._accepted: Int32 = np.zeros(n_nodes + 1, dtype=np.int32)
-        self._n_rests: int = getattr(drafter, "n_rests", 0)
+        self._n_rests = drafter.n_rests if drafter else 0
         self._plain = PlainRun(drafter, self._n_rests) if drafter else None
         self._n_idle = 0
         self._running: Stats | None = None

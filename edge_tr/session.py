@@ -6,11 +6,11 @@ import codecs
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
 
 from . import store
 from .adjacency import AdjacencyMatrix
 from .candidates import Candidates
+from .closing import Closing
 from .config import DraftConfig, SamplingConfig
 from .cost import StepCosts
 from .cost_cache import costs_of
@@ -28,7 +28,7 @@ from .topk import default_threads
 from .tree import TreeTemplate
 
 
-class Session:
+class Session(Closing):
     """A model opened for text generation.
 
     Parameters
@@ -133,7 +133,7 @@ class Session:
                 self.matrix, config.speculative, update=config.update, harvest=harvest
             )
             return Decoder(self.target, drafter, max_width=max_width, n_threads=n_threads)
-        table = costs_of(self.target, k=config.k, n_threads=n_threads)
+        table = costs_of(self.target, k=config.k, n_threads=n_threads, progress=self._progress)
         costs = StepCosts(table, table.widths[-1])
         recycler = Recycler(
             self.candidates,
@@ -223,14 +223,3 @@ class Session:
         """Free the context and the model."""
         self.target.close()
         self.model.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -21,13 +21,11 @@ which in the user's texts, so only its owner can read the file.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import math
 import os
 import re
-import tempfile
 import zipfile
 from collections.abc import Mapping
 from datetime import datetime, timezone
@@ -39,12 +37,12 @@ import numpy as np
 from .adjacency import AdjacencyMatrix, check_candidates
 from .errors import ConfigError, MatrixDamagedError, MatrixFileError, MatrixMismatchError
 from .paths import data_dir
+from .whole_file import write_whole
 
 Array = np.ndarray[Any, Any]
 
 FORMAT = "edge_tr adjacency matrix"
 VERSION = 1
-STALE_S = 3600.0
 _MAX_HEADER_BYTES = 1 << 16
 _HEADER_TYPES = {"fingerprint": str, "n_vocab": int, "k": int, "n_seen": int, "saved_at": str}
 _EXTRA = "extra."
@@ -89,7 +87,7 @@ def save(
     arrays = _pack(matrix, fingerprint, extra or {})
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, arrays)
+        write_whole(path, lambda stream: _write(stream, arrays))
     except OSError as error:
         raise MatrixFileError(
             f"the matrix cannot be saved to {path}: {error.strerror or error}; "
@@ -186,33 +184,11 @@ def _pack(
     return arrays
 
 
-def _replace(path: Path, arrays: Mapping[str, Array]) -> None:
-    """Write a file beside ``path``, then put it in its place."""
-    prefix, suffix = f".{path.name}-", ".tmp"
-    handle, name = tempfile.mkstemp(suffix, prefix, path.parent)
-    scratch = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            _clean(path.parent, prefix, suffix, os.fstat(stream.fileno()).st_mtime - STALE_S)
-            with zipfile.ZipFile(stream, "w") as archive:
-                for member, array in arrays.items():
-                    with archive.open(f"{member}.npy", "w") as target:
-                        np.lib.format.write_array(target, array, allow_pickle=False)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(scratch, path)
-    except BaseException:
-        scratch.unlink(missing_ok=True)
-        raise
-
-
-def _clean(directory: Path, prefix: str, suffix: str, before_s: float) -> None:
-    """Remove what killed processes left before a time, given in seconds of the file system."""
-    for path in directory.iterdir():
-        if path.name.startswith(prefix) and path.name.endswith(suffix):
-            with contextlib.suppress(OSError):  # another process may have removed it
-                if path.stat().st_mtime < before_s:
-                    path.unlink()
+def _write(stream: IO[bytes], arrays: Mapping[str, Array]) -> None:
+    with zipfile.ZipFile(stream, "w") as archive:
+        for member, array in arrays.items():
+            with archive.open(f"{member}.npy", "w") as target:
+                np.lib.format.write_array(target, array, allow_pickle=False)
 
 
 def _read(path: Path) -> tuple[dict[str, Any], dict[str, Array]]:

@@ -21,6 +21,7 @@ class TestDrafter:
         self.max_lanes = max_lanes
         self.k = k
         self.harvest = 0
+        self.n_rests = 0
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         raise AssertionError("harvest is off")

@@ -25,6 +25,7 @@ from edge_tr.errors import (
     MatrixFileError,
     MatrixMismatchError,
 )
+from edge_tr.whole_file import STALE_S
 
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
 N_VOCAB, K = 300, 3
@@ -426,6 +427,6 @@ def test_killed_process_leaves_the_old_file_and_is_cleaned_up_after(saved: Path)
     other = saved.parent / ".another.npz-1.tmp"
     other.touch()
     for entry in (old, other):
-        os.utime(entry, (0, os.stat(entry).st_mtime - store.STALE_S - 60))
+        os.utime(entry, (0, os.stat(entry).st_mtime - STALE_S - 60))
     store.save(saved, make(), FINGERPRINT)
     assert set(saved.parent.iterdir()) == {saved, young, other}

@@ -7,18 +7,18 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
+from ..closing import Closing
 from ..errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from ..gguf_info import GGUFInfo, inspect
 from ..target import Int32
 from .library import forget_errors, init_backend, lib, recent_errors
 
 
-class Model:
+class Model(Closing):
     """An open GGUF model.
 
     Parameters
@@ -37,9 +37,7 @@ class Model:
         self, path: str | os.PathLike[str], *, n_gpu_layers: int = 0, use_mmap: bool = True
     ) -> None:
         self.path = Path(path)
-        self.info: GGUFInfo = inspect(self.path)
-        if self.info.kind == "unsupported":
-            raise ModelUnsupportedError(self.info.reason)
+        self.info: GGUFInfo = inspect(self.path).require_text()
         self.n_gpu_layers = n_gpu_layers
         init_backend()
         params = lib.llama_model_default_params()
@@ -73,17 +71,6 @@ class Model:
         if self.pointer:
             lib.llama_model_free(self.pointer)
             self.pointer = None
-
-    def __enter__(self) -> Model:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Int32:
         """Token ids of a text, int32[n].

@@ -6,12 +6,12 @@ import ctypes
 import os
 import platform
 from dataclasses import asdict, dataclass
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, types
 
+from ..closing import Closing
 from ..errors import CancelledError, ConfigError, ContextFullError, DecodeError, ModelLoadError
 from ..kernels import CACHE
 from ..target import Batch, Float32
@@ -108,7 +108,7 @@ class ContextConfig:
             )
 
 
-class LlamaTarget:
+class LlamaTarget(Closing):
     """A llama.cpp context behind the ``TargetModel`` protocol.
 
     Parameters
@@ -235,17 +235,6 @@ class LlamaTarget:
         if self.pointer:
             lib.llama_free(self.pointer)
             self.pointer = self.memory = None
-
-    def __enter__(self) -> LlamaTarget:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _batch_struct(batch: Batch) -> Any:
