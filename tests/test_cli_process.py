@@ -142,7 +142,7 @@ def test_an_answer_that_cannot_be_written(cache: Path, tiny_model: Callable[[str
         )
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1].startswith(b"edge-tr: error: ")
-    assert done.stderr.count(b"\n") == 1
+    assert b"Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("option", ["--batch", "--ctx"])
