@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from .baselines import Answer
-from .pairs import Record, Records
-from .statistics import median_bounds
+from edge_tr.bench.baselines import Answer
+from edge_tr.bench.pairs import Record, Records
+from edge_tr.bench.statistics import median_bounds
 
 LEAST_RATIO = 0.98
 """A cell whose median ratio is below this for sure fails."""

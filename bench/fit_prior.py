@@ -18,6 +18,7 @@ import numpy as np
 from edge_tr import candidates as candidates_module
 from edge_tr import models
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.questions import load_questions, sample
 from edge_tr.calibration import prior
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
@@ -26,8 +27,6 @@ from edge_tr.kernels.candidates import N_CLASSES, N_CODES
 from edge_tr.llama.target import ContextConfig
 from edge_tr.recycler import Recycler
 from edge_tr.session import Session
-
-from .questions import load_questions, sample
 
 SIZES = (3, 7, 15, 31)
 _SHAPE = (N_CLASSES, N_CODES, N_CODES)

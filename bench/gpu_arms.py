@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.baselines import Arm, BareArm, DraftedArm, timed
-from bench.prompt_lookup import PromptLookup
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
+from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
 from edge_tr.cost import StepCosts

@@ -20,10 +20,10 @@ import numpy as np
 
 from bench.gpu_arms import Arms, Prompt
 from bench.gpu_meter import StepMeter, coarse_first, staircase, topk_threads
-from bench.questions import Half, load_questions, sample
 from bench.record import SIZES
 from bench.record import record as record_run
 from edge_tr import machine
+from edge_tr.bench.questions import Half, load_questions, sample
 from edge_tr.errors import ConfigError
 from edge_tr.llama.library import lib, logger, system_info, version
 from edge_tr.llama.model import Model

@@ -22,6 +22,8 @@ from typing import Any
 
 from edge_tr import models
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.prompt_lookup import PromptLookup
+from edge_tr.bench.questions import Question, load_questions, sample
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
 from edge_tr.draft import Drafter, RecyclingDrafter
@@ -31,8 +33,6 @@ from edge_tr.recycler import Recycler
 from edge_tr.session import Session
 from edge_tr.tree import TreeTemplate
 
-from .prompt_lookup import PromptLookup
-from .questions import Question, load_questions, sample
 from .record import record_questions
 from .static_trees import RankCounter, best_static_tree
 

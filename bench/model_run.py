@@ -12,6 +12,10 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
+from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
+from edge_tr.bench.equality import TextPair, compare_texts
+from edge_tr.bench.pairs import Record, Records
+from edge_tr.bench.prompts import Prompt, copied_share, interleave
 from edge_tr.config import DraftConfig
 from edge_tr.cost_cache import costs_of
 from edge_tr.llama.target import ContextConfig, LlamaTarget
@@ -19,9 +23,7 @@ from edge_tr.session import Session
 from edge_tr.target import Int32
 from edge_tr.topk import default_threads
 
-from .baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
 from .cells import LEAST_COPIED, LEAST_COPIES
-from .equality import TextPair, compare_texts
 from .oracle import (
     K,
     Setting,
@@ -31,8 +33,6 @@ from .oracle import (
     rank_rates,
     save_candidates,
 )
-from .pairs import Record, Records
-from .prompts import Prompt, copied_share, interleave
 
 PLAIN_ARMS: dict[str, Callable[..., Arm]] = {"bare": BareArm, "stock": StockArm}
 

@@ -23,15 +23,15 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr import machine, models
+from edge_tr.bench.pairs import Records
+from edge_tr.bench.prompts import Prompt, adversarial_prompts, copy_prompts, question_prompts
+from edge_tr.bench.questions import Half, Question, load_questions, sample
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama.library import system_info, version
 from edge_tr.llama.target import ContextConfig
 
 from .cells import summary, table
 from .model_run import ModelRun, Plan
-from .pairs import Records
-from .prompts import Prompt, adversarial_prompts, copy_prompts, question_prompts
-from .questions import Half, Question, load_questions, sample
 
 FULL = ("smollm2-q4_0", "smollm2-f16", "smollm2-q4_1", "gemma3-q4_k_m")
 QUICK = FULL[:2]

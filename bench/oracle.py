@@ -11,6 +11,7 @@ from typing import Any
 
 from edge_tr import store
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.baselines import DraftedArm, timed
 from edge_tr.candidates import Candidates
 from edge_tr.cost import StepCosts
 from edge_tr.draft import Drafter, RecyclingDrafter
@@ -19,7 +20,6 @@ from edge_tr.recycler import Recycler
 from edge_tr.target import Int32, TargetModel
 from edge_tr.tree import SMALL_TREE, TreeTemplate
 
-from .baselines import DraftedArm, timed
 from .static_trees import RankCounter, best_static_tree
 
 TREE_NODES = (1, 3, 7, 15, 31)

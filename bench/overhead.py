@@ -23,6 +23,7 @@ import numpy as np
 
 from edge_tr import machine, models
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.questions import load_questions
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
 from edge_tr.draft import Draft
@@ -35,7 +36,6 @@ from edge_tr.topk import TopK
 from edge_tr.tree import TreeTemplate
 
 from .gpu_arms import ForcedCosts
-from .questions import load_questions
 
 PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
 

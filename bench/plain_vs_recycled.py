@@ -19,6 +19,9 @@ from typing import Any
 
 from edge_tr import machine, models
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.baselines import Answer, DraftedArm, timed
+from edge_tr.bench.questions import load_questions, sample
+from edge_tr.bench.statistics import median_bounds
 from edge_tr.candidates import Candidates
 from edge_tr.cli.options import parse_tree
 from edge_tr.config import DraftConfig
@@ -32,10 +35,6 @@ from edge_tr.session import Session
 from edge_tr.target import Int32
 from edge_tr.topk import default_threads
 from edge_tr.tree import TreeTemplate
-
-from .baselines import Answer, DraftedArm, timed
-from .questions import load_questions, sample
-from .statistics import median_bounds
 
 K = 8
 

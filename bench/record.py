@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.questions import Question
 from edge_tr.candidates import Candidates
 from edge_tr.draft import Draft
 from edge_tr.generate import Decoder
@@ -15,8 +16,6 @@ from edge_tr.recycler import Recycler
 from edge_tr.session import Session
 from edge_tr.simulate import RecordedRun, Recording
 from edge_tr.target import Float32, Int32, TargetModel
-
-from .questions import Question
 
 SIZES = (1, 3, 7, 15, 31, 80)
 """Nodes of the recorded trees; a tree learns from its own nodes, so each size has its run."""

@@ -161,7 +161,7 @@ def build(plan: Plan) -> Path:
     return final
 
 
-def _jobs(preset: str) -> int:
+def job_count(preset: str) -> int:
     """Compiler processes at once: one a core, fewer where memory is short."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     if not hasattr(os, "sysconf"):
@@ -173,7 +173,7 @@ def _jobs(preset: str) -> int:
 def _run_pip(plan: Plan, work: Path) -> Path:
     """``pip wheel`` from PyPI's source with the plan's flags; the log survives a failure."""
     log_path = plan.folder / f"{work.name}.log"
-    jobs = str(_jobs(plan.preset))
+    jobs = str(job_count(plan.preset))
     environment = {
         **os.environ,
         "CMAKE_ARGS": " ".join(plan.flags),
@@ -216,7 +216,7 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         ) as process,
     ):
         assert process.stdout is not None
-        _follow(process.stdout, log)
+        follow(process.stdout, log)
     code = process.returncode
     built = next(work.glob("*.whl"), None)
     if code != 0 or built is None:
@@ -226,7 +226,7 @@ def _run_pip(plan: Plan, work: Path) -> Path:
     return built
 
 
-def _follow(lines: Any, log: Any) -> None:
+def follow(lines: Any, log: Any) -> None:
     """Copy lines to the log; print a line for every tenth of the compile steps."""
     shown = 0
     for line in lines:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from bench.equality import EqualityReport, TextPair, compare_texts
+from edge_tr.bench.equality import EqualityReport, TextPair, compare_texts
 from edge_tr.errors import ConfigError
 from edge_tr.target import Batch, Float32
 

@@ -14,7 +14,7 @@ import pytest
 from bench import gpu
 from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
-from bench.prompt_lookup import PromptLookup
+from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.draft import Draft
 from edge_tr.simulate import RecordedRun, Recording
 

@@ -11,11 +11,11 @@ import pytest
 from fake_target import FakeTarget, HashModel
 
 from bench.oracle import CHAIN_NODES, TREE_NODES, Setting, best_settings, fixed_settings, rank_rates
-from bench.pairs import Records
-from bench.prompts import Prompt, adversarial_prompts, copied_share, interleave
 from bench.static_trees import RankCounter, best_static_tree
-from bench.statistics import median_bounds
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.pairs import Records
+from edge_tr.bench.prompts import Prompt, adversarial_prompts, copied_share, interleave
+from edge_tr.bench.statistics import median_bounds
 from edge_tr.errors import ConfigError
 from edge_tr.generate import Decoder
 from edge_tr.target import Int32

@@ -12,8 +12,8 @@ import pytest
 from fake_target import FakeTarget, HashModel
 
 from bench import mat, record
-from bench.prompt_lookup import PromptLookup
 from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.candidates import Candidates
 from edge_tr.draft import Draft
 from edge_tr.generate import Decoder

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from bench import never_slower
-from bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
 from bench.cells import ratios, summary, table
-from bench.pairs import Records
+from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
+from edge_tr.bench.pairs import Records
 from edge_tr.config import DraftConfig
 from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from bench.baselines import Answer
 from bench.plain_vs_recycled import Pairs, main, summary, table
+from edge_tr.bench.baselines import Answer
 
 
 @pytest.fixture

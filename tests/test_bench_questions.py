@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench import questions as module
-from bench.questions import load_questions, sample
+from edge_tr.bench import questions as module
+from edge_tr.bench.questions import load_questions, sample
 from edge_tr.errors import ConfigError
 
 SPEC = '{"question_id": 1, "category": "stem", "turns": ["a", "b"]}\n\n'

@@ -12,7 +12,7 @@ from typing import Literal
 from edge_tr.errors import ConfigError
 
 _HERE = Path(__file__).resolve().parent
-_SHARED = _HERE.parent.parent / "shared" / "data"
+_SHARED = _HERE.parent.parent.parent / "shared" / "data"
 _OWN = _HERE / "own_questions.jsonl"
 _FILES = ("spec_bench.jsonl", "mbpp.jsonl")
 _CONVERSATION = frozenset(
