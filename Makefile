@@ -43,7 +43,7 @@ build: .venv/venv
 	@$(MAKE) --no-print-directory build PRESET=$(PRESET)
 
 .venv/package: .venv/native-preset pyproject.toml
-	@$(BIN)/python -m pip install -qq --no-build-isolation -e . --group dev
+	@$(BIN)/python -m pip install -qq --no-build-isolation -e '.[server]' --group dev
 	@touch $@
 
 clean:

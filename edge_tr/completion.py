@@ -1,0 +1,202 @@
+"""An answer of a drop-in ``Llama``: pieces of text with the decode step of each token."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from .errors import ConfigError, PromptTooLongError
+from .stats import Stats
+from .text import Logprob, Piece, TextBuilder, Token
+
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
+    from .target import Float32, Int32
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True)
+class CompletionConfig:
+    """What is asked for.
+
+    Attributes
+    ----------
+    max_tokens : most tokens to generate; None goes on until the context is full.
+    stops : strings that end the text and are no part of it.
+    sampling : arguments of ``Llama.generate`` by name.
+    seed : of the draws; None takes a fresh one.
+    grammar : GBNF that the text follows.
+    logit_bias : what to add to the logits of tokens, by id.
+    n_logprobs : most probable tokens to report with each token; None reports none.
+    """
+
+    max_tokens: int | None = None
+    stops: Sequence[str] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    seed: int | None = None
+    grammar: str | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    n_logprobs: int | None = None
+
+
+class Completion:
+    """One answer; iterating over it generates it.
+
+    Parameters
+    ----------
+    llm : the open model; one answer at a time.
+    prompt : token ids.
+    config : what is asked for.
+
+    Attributes
+    ----------
+    finish_reason : "stop" at an end token or a stop string, "length" at ``max_tokens`` or the
+        end of the context; None before the end.
+    n_tokens : generated tokens, without an end token.
+    stats : what the model did for it; filled while it is generated.
+
+    Raises
+    ------
+    ConfigError : at once: a token that the model lacks, or a grammar that cannot be read.
+    PromptTooLongError : at once: the prompt does not fit the context.
+    CancelledError, DecodeError : while iterating.
+    """
+
+    def __init__(self, llm: Llama, prompt: Sequence[int], config: CompletionConfig) -> None:
+        from .llama.library import lib
+
+        if len(prompt) >= llm.n_ctx():
+            raise PromptTooLongError(
+                f"the prompt has {len(prompt)} tokens; a context of {llm.n_ctx()} holds at most "
+                f"{llm.n_ctx() - 1} of them and one of the answer"
+            )
+        if not prompt:
+            raise ConfigError("the prompt is empty")
+        wrong = [t for t in config.logit_bias if not 0 <= t < llm.n_vocab()]
+        if wrong:
+            raise ConfigError(f"logit_bias names token {wrong[0]}, which the model lacks")
+        self._llm, self._lib = llm, lib
+        self._vocab = lib.llama_model_get_vocab(llm.model)
+        self.prompt = list(prompt)
+        self.config = config
+        if config.grammar is not None:
+            self._check_grammar(config.grammar)
+        self.finish_reason: FinishReason | None = None
+        self.n_tokens = 0
+        self.stats = Stats(n_prompt=len(prompt))
+        self._rows: deque[Float32] = deque()
+        self._step, self._n_accepted, self._n_drafted_left = 0, 0, 0
+
+    def __iter__(self) -> Iterator[Piece]:
+        room = self._llm.n_ctx() - len(self.prompt)
+        wanted = self.config.max_tokens
+        budget = room if wanted is None else min(wanted, room)
+        text = TextBuilder(self.config.stops)
+        self.finish_reason = "length"
+        if budget <= 0:
+            return
+        with closing(self._generate()) as tokens:
+            for token in tokens:
+                self.stats = self._llm.stats
+                if self._lib.llama_vocab_is_eog(self._vocab, token):
+                    self.finish_reason = "stop"
+                    break
+                self.n_tokens += 1
+                yield from text.add(self.token_bytes(token), self._describe(token))
+                if text.stopped:
+                    self.finish_reason = "stop"
+                    break
+                if self.n_tokens == budget:
+                    break
+        yield from text.finish()
+
+    def _generate(self) -> Any:
+        from llama_cpp import LlamaGrammar, LogitsProcessorList
+
+        config = self.config
+        seed = secrets.randbelow(1 << 31) if config.seed is None else config.seed
+        processors: list[Callable[[Int32, Float32], Float32]] = []
+        if config.n_logprobs is not None:
+            processors.append(self._keep_row)
+        if config.logit_bias:
+            processors.append(self._add_bias)
+        self._llm.set_seed(seed)
+        return self._llm.generate(
+            self.prompt,
+            **config.sampling,
+            logits_processor=LogitsProcessorList(processors) if processors else None,
+            grammar=config.grammar and LlamaGrammar.from_string(config.grammar, verbose=False),
+        )
+
+    def _describe(self, token: int) -> Token:
+        """The token with its origin, which the counts of the step just made tell."""
+        stats = self.stats
+        if stats.n_steps != self._step:
+            self._n_drafted_left = stats.n_accepted - self._n_accepted
+            self._step, self._n_accepted = stats.n_steps, stats.n_accepted
+        drafted = self._n_drafted_left > 0
+        self._n_drafted_left -= drafted
+        logprob = None
+        if self.config.n_logprobs is not None:
+            logprob = _logprob(self._rows.popleft(), token, self.config.n_logprobs)
+        return Token(token, self._step, drafted, logprob)
+
+    def token_bytes(self, token: int) -> bytes:
+        """The bytes of one token; they may end in the middle of a character."""
+        size = 64
+        while True:
+            buffer = ctypes.create_string_buffer(size)
+            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
+            if n >= 0:
+                return buffer.raw[:n]
+            size = -n
+
+    def _keep_row(self, _tokens: Int32, logits: Float32) -> Float32:
+        self._rows.append(np.array(logits, dtype=np.float32))
+        return logits
+
+    def _add_bias(self, _tokens: Int32, logits: Float32) -> Float32:
+        biased = np.array(logits, dtype=np.float32)
+        for token, bias in self.config.logit_bias.items():
+            biased[token] += bias
+        return biased
+
+    def _check_grammar(self, grammar: str) -> None:
+        sampler = self._lib.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
+        if not sampler:
+            raise ConfigError("the grammar cannot be read; it must be GBNF with a rule named root")
+        self._lib.llama_sampler_free(sampler)
+
+
+def _logprob(row: Float32, token: int, n_top: int) -> Logprob:
+    """Log-probabilities of a row of logits, float32[n_vocab]."""
+    wide = row.astype(np.float64)
+    wide -= wide.max()
+    wide -= np.log(np.exp(wide).sum())
+    best = np.argsort(-wide, kind="stable")[:n_top]
+    return Logprob(float(wide[token]), tuple((int(i), float(wide[i])) for i in best))
+
+
+def schema_grammar(schema: Any) -> str:
+    """GBNF of a JSON schema.
+
+    Raises
+    ------
+    ConfigError : it uses something that no grammar can express.
+    """
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    try:
+        return str(json_schema_to_gbnf(json.dumps(schema)))
+    except Exception as error:  # it raises whatever the schema made it stumble on
+        raise ConfigError(f"the JSON schema cannot be followed: {error!r}") from None

@@ -1,0 +1,67 @@
+"""What whoever runs the server can set, checked when it is set."""
+
+from __future__ import annotations
+
+import ipaddress
+from dataclasses import dataclass
+
+from edge_tr.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """How to serve.
+
+    Attributes
+    ----------
+    host, port : where to listen; port 0 takes a free one.
+    api_key : what clients must send as bearer token; None asks for nothing.
+    origins : pages of other origins whose scripts may ask, such as ``https://chat.example``.
+    hosts : names that requests may be addressed to; empty takes those of the loopback
+        interface when listening there, and any name elsewhere.
+    max_waiting : requests that may wait while one is answered.
+    max_request_bytes : largest body of a request.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8080
+    api_key: str | None = None
+    origins: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()
+    max_waiting: int = 16
+    max_request_bytes: int = 8 << 20
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("port", 0, 65535),
+            ("max_waiting", 0, 10_000),
+            ("max_request_bytes", 1, 1 << 30),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(f"{name} {value} is not allowed; it must be {low} to {high}")
+        if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
+            raise ConfigError("the API key must be ASCII text and not empty")
+        for origin in self.origins:
+            if "://" not in origin or "*" in origin or origin.endswith("/"):
+                raise ConfigError(
+                    f"origin {origin!r} is not allowed; give a scheme and a host without a slash "
+                    "at the end, such as https://chat.example"
+                )
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine can reach the server."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def allowed_hosts(self) -> frozenset[str]:
+        """Host names, in lower case, that requests may be addressed to; empty allows any."""
+        if self.hosts or not self.is_loopback:
+            return frozenset(host.lower() for host in self.hosts)
+        return frozenset({"localhost", "127.0.0.1", "::1", self.host})

@@ -1,0 +1,69 @@
+"""Who may ask: host names, origins and the API key, before a request reaches its handler."""
+
+from __future__ import annotations
+
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from edge_tr.server.config import ServerConfig
+from edge_tr.server.errors import RequestError, respond
+
+_OPEN_PATHS = frozenset({"/", "/health"})
+"""What is answered without an API key: the page, which asks for it, and the health check."""
+
+
+class Guard:
+    """Middleware that refuses requests which may not be answered.
+
+    On the loopback interface a request must be addressed to a loopback name, so that a page
+    which makes its own name point here (DNS rebinding) gets nothing. A browser's request from
+    another page is refused unless its origin is allowed.
+    """
+
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app, self._config = app, config
+        self._hosts = config.allowed_hosts
+        self._key = None if config.api_key is None else config.api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            try:
+                self._check(scope["path"], scope["method"], scope["scheme"], Headers(scope=scope))
+            except RequestError as error:
+                await respond(Request(scope), error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _check(self, path: str, method: str, scheme: str, headers: Headers) -> None:
+        host = headers.get("host", "")
+        if self._hosts and _name(host) not in self._hosts:
+            raise RequestError(
+                403, f"this server does not answer to the host {host!r}", code="wrong_host"
+            )
+        origin = headers.get("origin")
+        if origin is not None and origin not in (f"{scheme}://{host}", *self._config.origins):
+            raise RequestError(
+                403, f"pages of the origin {origin!r} may not ask", code="wrong_origin"
+            )
+        if self._key is None or path in _OPEN_PATHS or method == "OPTIONS":
+            return
+        kind, _, given = headers.get("authorization", "").partition(" ")
+        given_key = given.strip().encode("utf-8", "replace")
+        if kind.lower() != "bearer" or not hmac.compare_digest(given_key, self._key):
+            raise RequestError(
+                401,
+                "the API key is missing or wrong; send it as Authorization: Bearer KEY",
+                code="invalid_api_key",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def _name(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:
+        return None

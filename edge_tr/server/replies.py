@@ -1,0 +1,252 @@
+"""Answers in the shapes of OpenAI's API, whole or in chunks."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from edge_tr.completion import Completion
+from edge_tr.text import Piece, Token
+from edge_tr.tools import CallFilter, parse_calls
+
+Json = dict[str, Any]
+
+
+def usage(completion: Completion) -> Json:
+    """Tokens read and written; those of the prompt that were in the cache apart."""
+    n_prompt, n_tokens = len(completion.prompt), completion.n_tokens
+    return {
+        "prompt_tokens": n_prompt,
+        "completion_tokens": n_tokens,
+        "total_tokens": n_prompt + n_tokens,
+        "prompt_tokens_details": {"cached_tokens": completion.stats.n_reused},
+    }
+
+
+def timings(completion: Completion) -> Json:
+    """As llama-server tells them, with decode steps and mean accepted tokens."""
+    stats = completion.stats
+    n_read = stats.n_prompt - stats.n_reused
+    prompt_ms = stats.prefill_s * 1e3
+    predicted_ms = max(0.0, stats.total_s - stats.prefill_s) * 1e3
+    return {
+        "cache_n": stats.n_reused,
+        "prompt_n": n_read,
+        "prompt_ms": prompt_ms,
+        "prompt_per_token_ms": prompt_ms / n_read if n_read else 0.0,
+        "prompt_per_second": stats.prefill_tps,
+        "predicted_n": completion.n_tokens,
+        "predicted_ms": predicted_ms,
+        "predicted_per_token_ms": predicted_ms / max(1, completion.n_tokens),
+        "predicted_per_second": stats.decode_tps,
+        "draft_n": stats.n_drafted,
+        "draft_n_accepted": stats.n_accepted,
+        "n_steps": stats.n_steps,
+        "mat": stats.mat,
+    }
+
+
+class Reply(ABC):
+    """One answer: pieces come in with ``add``, chunks or one whole object go out.
+
+    Parameters
+    ----------
+    completion : what generates it.
+    model : its name for the client.
+    steps, live_timings : what each chunk tells beside the text.
+    """
+
+    prefix, whole_object, chunk_object = "", "", ""
+
+    def __init__(
+        self, completion: Completion, model: str, *, steps: bool = False, live_timings: bool = False
+    ) -> None:
+        self.completion = completion
+        self._steps, self._live_timings = steps, live_timings
+        self._head = {
+            "id": f"{self.prefix}-{uuid.uuid4().hex}",
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._text = ""
+        self._tokens: list[Token] = []
+
+    @abstractmethod
+    def begin(self) -> list[Json]:
+        """The chunks before the first piece."""
+
+    @abstractmethod
+    def add(self, piece: Piece) -> list[Json]:
+        """Take a piece; the chunks that show it."""
+
+    @abstractmethod
+    def end(self) -> list[Json]:
+        """The chunks after the last piece; the last of them has the reason of the end."""
+
+    @abstractmethod
+    def whole(self) -> Json:
+        """The answer as one object, after the last piece."""
+
+    def usage_chunk(self) -> Json:
+        """The chunk without choices that ``include_usage`` asks for."""
+        chunk = self._head | {"object": self.chunk_object, "choices": []}
+        return chunk | {"usage": usage(self.completion), "timings": timings(self.completion)}
+
+    def _chunk(self, choice: Json, tokens: Iterable[Token] = (), reason: str | None = None) -> Json:
+        choice = {"index": 0, "logprobs": None} | choice | {"finish_reason": reason}
+        chunk = self._head | {"object": self.chunk_object, "choices": [choice]}
+        if reason or self._live_timings:
+            chunk["timings"] = timings(self.completion)
+        if self._steps and tokens:
+            chunk["tokens"] = [{"id": t.id, "step": t.step, "drafted": t.drafted} for t in tokens]
+        return chunk
+
+    def _whole(self, choice: Json) -> Json:
+        chunk = self._chunk(choice, self._tokens, choice["finish_reason"])
+        return chunk | {"object": self.whole_object, "usage": usage(self.completion)}
+
+
+class TextReply(Reply):
+    """Shapes of /v1/completions; ``echo`` is text to put in front."""
+
+    prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
+
+    def __init__(self, completion: Completion, model: str, *, echo: str = "", **options: Any):
+        super().__init__(completion, model, **options)
+        self._echo = echo
+
+    def begin(self) -> list[Json]:
+        self._text = self._echo
+        return [self._chunk({"text": self._echo})] if self._echo else []
+
+    def add(self, piece: Piece) -> list[Json]:
+        choice = {"text": piece.text, "logprobs": self._logprobs(piece.tokens, len(self._text))}
+        self._text += piece.text
+        self._tokens += piece.tokens
+        return [self._chunk(choice, piece.tokens)] if piece.text or choice["logprobs"] else []
+
+    def end(self) -> list[Json]:
+        return [self._chunk({"text": ""}, reason=self.completion.finish_reason)]
+
+    def whole(self) -> Json:
+        return self._whole(
+            {
+                "text": self._text,
+                "logprobs": self._logprobs(self._tokens, len(self._echo)),
+                "finish_reason": self.completion.finish_reason,
+            }
+        )
+
+    def _logprobs(self, tokens: Sequence[Token], offset: int) -> Json | None:
+        def text(token: int) -> str:
+            return self.completion.token_bytes(token).decode("utf-8", "replace")
+
+        shown = [(text(t.id), t.logprob) for t in tokens if t.logprob is not None]
+        if not shown:
+            return None
+        offsets = []
+        for token, _ in shown:
+            offsets.append(offset)
+            offset += len(token)
+        return {
+            "tokens": [token for token, _ in shown],
+            "token_logprobs": [logprob.value for _, logprob in shown],
+            "top_logprobs": [
+                {text(i): value for i, value in logprob.top} | {token: logprob.value}
+                for token, logprob in shown
+            ],
+            "text_offset": offsets,
+        }
+
+
+class ChatReply(Reply):
+    """Shapes of /v1/chat/completions.
+
+    Parameters
+    ----------
+    tools : those that the model may call.
+    """
+
+    prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
+
+    def __init__(
+        self,
+        completion: Completion,
+        model: str,
+        *,
+        tools: Sequence[Json] = (),
+        **options: Any,
+    ):
+        super().__init__(completion, model, **options)
+        self._tools = tools
+        self._filter = CallFilter() if tools else None
+
+    def begin(self) -> list[Json]:
+        return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
+
+    def add(self, piece: Piece) -> list[Json]:
+        text = piece.text if self._filter is None else self._filter.add(piece.text)
+        self._text += text
+        self._tokens += piece.tokens
+        logprobs = self._logprobs(piece.tokens)
+        if not text and logprobs is None:
+            return []
+        return [self._chunk({"delta": {"content": text}, "logprobs": logprobs}, piece.tokens)]
+
+    def end(self) -> list[Json]:
+        calls, rest = self._calls()
+        chunks = []
+        if calls:
+            delta = [{"index": i} | call for i, call in enumerate(calls)]
+            chunks.append(self._chunk({"delta": {"tool_calls": delta}}))
+        elif rest:
+            chunks.append(self._chunk({"delta": {"content": rest}}))
+        return [*chunks, self._chunk({"delta": {}}, reason=self._reason(calls))]
+
+    def whole(self) -> Json:
+        calls, rest = self._calls()
+        content = self._text + ("" if calls else rest)
+        message: Json = {"role": "assistant", "content": content or (None if calls else "")}
+        if calls:
+            message["tool_calls"] = calls
+        return self._whole(
+            {
+                "message": message,
+                "logprobs": self._logprobs(self._tokens),
+                "finish_reason": self._reason(calls),
+            }
+        )
+
+    def _reason(self, calls: list[Json]) -> str | None:
+        return "tool_calls" if calls else self.completion.finish_reason
+
+    def _calls(self) -> tuple[list[Json], str]:
+        """The calls in what was held back, and that text."""
+        held = "" if self._filter is None else self._filter.held
+        calls = [
+            {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()}
+            for call in parse_calls(held, self._tools)
+        ]
+        return calls, held
+
+    def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
+        shown = [(t.id, t.logprob) for t in tokens if t.logprob is not None]
+        if not shown:
+            return None
+        content = [
+            self._entry(token, logprob.value)
+            | {"top_logprobs": [self._entry(i, value) for i, value in logprob.top]}
+            for token, logprob in shown
+        ]
+        return {"content": content, "refusal": None}
+
+    def _entry(self, token: int, logprob: float) -> Json:
+        data = self.completion.token_bytes(token)
+        return {
+            "token": data.decode("utf-8", "replace"),
+            "logprob": logprob,
+            "bytes": list(data),
+        }

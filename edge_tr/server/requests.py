@@ -1,0 +1,177 @@
+"""Requests: llama-cpp-python's types, made to agree with what OpenAI's clients send today."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, TypeVar
+
+from llama_cpp.server import types
+from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import Request
+
+from edge_tr.completion import CompletionConfig, schema_grammar
+from edge_tr.server.errors import RequestError
+
+_GENERATE = {
+    "temperature": "temp",
+    "top_k": "top_k",
+    "top_p": "top_p",
+    "min_p": "min_p",
+    "typical_p": "typical_p",
+    "repeat_penalty": "repeat_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "mirostat_mode": "mirostat_mode",
+    "mirostat_tau": "mirostat_tau",
+    "mirostat_eta": "mirostat_eta",
+}
+"""Fields of a request by name, and the arguments of ``Llama.generate`` that they become."""
+
+
+class StreamOptions(BaseModel):
+    """Of a streamed answer."""
+
+    include_usage: bool = False
+
+
+class Common(BaseModel):
+    """Fields that both kinds of requests have beside those of llama-cpp-python.
+
+    ``steps`` asks for the decode step of each token, ``timings_per_token`` for the timings so
+    far in each chunk of a stream.
+    """
+
+    temperature: float = Field(default=0.8, ge=0.0, le=100.0)
+    typical_p: float = Field(default=1.0, ge=0.0, le=1.0)
+    repeat_penalty: float = Field(default=1.0, gt=0.0)
+    seed: int | None = Field(default=None, ge=-1, lt=1 << 32)
+    n: Literal[1] = 1
+    stream_options: StreamOptions = StreamOptions()
+    steps: bool = False
+    timings_per_token: bool = False
+
+
+class CompletionRequest(Common, types.CreateCompletionRequest):  # type: ignore[misc]
+    """Body of /v1/completions."""
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    best_of: Literal[1] = 1
+    max_tokens: int | None = Field(default=16, ge=-1)
+    logprobs: int | None = Field(default=None, ge=0, le=20)
+
+
+class ChatRequest(Common, types.CreateChatCompletionRequest):  # type: ignore[misc]
+    """Body of /v1/chat/completions."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] = []
+    tool_choice: str | dict[str, Any] = "auto"
+    response_format: dict[str, Any] = {"type": "text"}
+    max_tokens: int | None = Field(default=None, ge=-1)
+    max_completion_tokens: int | None = Field(default=None, ge=-1)
+    top_logprobs: int = Field(default=0, ge=0, le=20)
+
+
+class EmbeddingRequest(types.CreateEmbeddingRequest):  # type: ignore[misc]
+    """Body of /v1/embeddings."""
+
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: None = None
+
+
+_Body = TypeVar("_Body", bound=BaseModel)
+
+
+async def read(request: Request, kind: type[_Body], max_bytes: int) -> _Body:
+    """The body of a request.
+
+    Raises
+    ------
+    RequestError : it is too large, no JSON, or a field has a value that is not allowed.
+    """
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > max_bytes:
+            raise RequestError(
+                413,
+                f"the request is larger than {max_bytes} bytes",
+                code="request_too_large",
+                headers={"Connection": "close"},
+            )
+    try:
+        body = json.loads(data, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, f"the body is not JSON: {error}") from None
+    if not isinstance(body, dict):
+        raise RequestError(400, "the body must be a JSON object")
+    for name in ("functions", "function_call", "suffix"):
+        if body.get(name) is not None:
+            instead = "" if name == "suffix" else "; use tools and tool_choice"
+            raise RequestError(400, f"{name} is not supported{instead}", param=name)
+    try:
+        return kind(**{str(name): value for name, value in body.items() if value is not None})
+    except ValidationError as error:
+        raise _refusal(error) from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON number")
+
+
+def _refusal(error: ValidationError) -> RequestError:
+    """The first fault; pydantic tells a field of several types once for each type."""
+    faults = error.errors(include_url=False, include_context=False)
+    param = str(faults[0]["loc"][0]) if faults[0]["loc"] else None
+    told = dict.fromkeys(str(f["msg"]) for f in faults if f["loc"][:1] == faults[0]["loc"][:1])
+    given = faults[0]["input"]
+    shown = "" if isinstance(given, dict) else f"{given!r:.60} is not allowed: "
+    return RequestError(400, f"{param}: {shown}{' or '.join(told)}", param=param)
+
+
+def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -> CompletionConfig:
+    """What a request asks of the model."""
+    stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    limit = request.max_tokens
+    if isinstance(request, ChatRequest):
+        limit = request.max_completion_tokens if limit is None else limit
+        n_logprobs = request.top_logprobs if request.logprobs else None
+    else:
+        n_logprobs = request.logprobs
+    try:
+        bias = {int(token): float(value) for token, value in (request.logit_bias or {}).items()}
+    except ValueError as error:
+        raise RequestError(400, f"logit_bias: {error}", param="logit_bias") from None
+    return CompletionConfig(
+        max_tokens=None if limit == -1 else limit,
+        stops=stops,
+        sampling={argument: getattr(request, name) for name, argument in _GENERATE.items()},
+        seed=None if request.seed == -1 else request.seed,
+        grammar=grammar if request.grammar is None else request.grammar,
+        logit_bias=bias,
+        n_logprobs=n_logprobs,
+    )
+
+
+def response_grammar(response_format: dict[str, Any]) -> str | None:
+    """GBNF of a ``response_format``; None where any text is allowed.
+
+    Raises
+    ------
+    RequestError, ConfigError : another form, or a schema that cannot be followed.
+    """
+    kind = response_format.get("type")
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return schema_grammar(response_format.get("schema", {"type": "object"}))
+    if kind == "json_schema":
+        holder = response_format.get("json_schema", response_format)
+        if isinstance(holder, dict) and isinstance(holder.get("schema"), dict):
+            return schema_grammar(holder["schema"])
+    raise RequestError(
+        400,
+        'response_format must be {"type": "text"}, {"type": "json_object"} or '
+        '{"type": "json_schema", "json_schema": {"schema": {...}}}',
+        param="response_format",
+    )

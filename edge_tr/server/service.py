@@ -1,0 +1,147 @@
+"""What the server answers with: an open model, its worker, and completions made of requests."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from edge_tr.completion import Completion, schema_grammar
+from edge_tr.errors import ConfigError
+from edge_tr.messages import ChatTemplate
+from edge_tr.server.config import ServerConfig
+from edge_tr.server.embeddings import Embedder
+from edge_tr.server.errors import RequestError
+from edge_tr.server.metrics import Metrics
+from edge_tr.server.replies import ChatReply, Reply, TextReply
+from edge_tr.server.requests import (
+    ChatRequest,
+    CompletionRequest,
+    make_config,
+    response_grammar,
+)
+from edge_tr.server.worker import Job, QueueFullError, Worker
+from edge_tr.text import Piece
+from edge_tr.tools import call_schema, check_tools, chosen_tools
+
+if TYPE_CHECKING:
+    from llama_cpp import Llama
+
+T = TypeVar("T")
+
+
+class Service:
+    """Answers requests with one model, one after the other.
+
+    Parameters
+    ----------
+    llm : the open model; whoever opened it closes it, after ``close``.
+    name : of the model, for clients.
+    embedder : of texts, or None where there are no embeddings.
+    config : limits.
+    """
+
+    def __init__(
+        self, llm: Llama, name: str, embedder: Embedder | None, config: ServerConfig
+    ) -> None:
+        self.llm, self.name, self.embedder, self.config = llm, name, embedder, config
+        self.worker = Worker(llm.cancel, config.max_waiting)
+        self.metrics = Metrics(lambda: self.worker.n_jobs)
+        self.started_s = int(time.time())
+        self._template: ChatTemplate | None = None
+
+    def chat(self, request: ChatRequest) -> Reply:
+        """The reply to a conversation, not generated yet."""
+        tools = check_tools(request.tools)
+        must_call = chosen_tools(tools, request.tool_choice)
+        if request.tool_choice == "none":
+            tools = []
+        if must_call:
+            grammar: str | None = schema_grammar(call_schema(must_call))
+        else:
+            grammar = response_grammar(request.response_format)
+        if self._template is None:
+            self._template = ChatTemplate(self.llm)
+        text = self._template.render(request.messages, tools)
+        prompt = self.llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=True)
+        return ChatReply(
+            Completion(self.llm, prompt, make_config(request, grammar)),
+            self.name,
+            tools=tools,
+            steps=request.steps,
+            live_timings=request.timings_per_token,
+        )
+
+    def complete(self, request: CompletionRequest) -> Reply:
+        """The reply that continues a text, not generated yet."""
+        text, prompt = self._prompt(request.prompt)
+        config = make_config(request, None)
+        if request.echo and config.n_logprobs is not None:
+            raise RequestError(400, "logprobs with echo are not supported", param="logprobs")
+        return TextReply(
+            Completion(self.llm, prompt, config),
+            self.name,
+            echo=text if request.echo else "",
+            steps=request.steps,
+            live_timings=request.timings_per_token,
+        )
+
+    def _prompt(self, prompt: str | Sequence[object]) -> tuple[str, list[int]]:
+        """The one prompt of a request, as text and as tokens."""
+        if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            data = prompt.encode("utf-8", "replace")
+            return data.decode(), self.llm.tokenize(data, add_bos=True, special=True)
+        if not all(isinstance(token, int) for token in prompt):
+            raise RequestError(400, "only one prompt for each request is supported", param="prompt")
+        tokens = [int(token) for token in prompt]  # type: ignore[call-overload]
+        for token in tokens:
+            if not 0 <= token < self.llm.n_vocab():
+                raise ConfigError(f"token {token} is not in the vocabulary")
+        return self.llm.detokenize(tokens).decode("utf-8", "replace"), tokens
+
+    def start(self, completion: Completion) -> Job[Piece]:
+        """Queue a completion.
+
+        Raises
+        ------
+        RequestError : too many requests wait.
+        """
+
+        def work() -> Iterator[Piece]:
+            try:
+                yield from completion
+            finally:
+                self.metrics.count(completion)
+
+        return self._submit(work)
+
+    def embed(self, texts: list[str]) -> Job[tuple[list[list[float]], int]]:
+        """Queue texts to embed.
+
+        Raises
+        ------
+        RequestError : too many requests wait, or there are no embeddings here.
+        """
+        embedder = self.embedder
+        if embedder is None:
+            raise RequestError(404, "this server gives no embeddings")
+        return self._submit(lambda: iter([embedder.embed(texts)]))
+
+    def _submit(self, work: Callable[[], Iterable[T]]) -> Job[T]:
+        try:
+            return self.worker.submit(work)
+        except QueueFullError:
+            raise RequestError(
+                503,
+                f"{self.config.max_waiting} requests wait already; try again later",
+                code="queue_full",
+                headers={"Retry-After": "1"},
+            ) from None
+
+    def close(self) -> None:
+        """End the worker, which was told to stop, and free the embedder."""
+        self.worker.join()
+        if self.embedder is not None:
+            self.embedder.close()

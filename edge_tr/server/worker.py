@@ -1,0 +1,135 @@
+"""One thread that answers requests in turn: a queue with a limit, each job can be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterable
+from queue import SimpleQueue
+from typing import Generic, TypeVar
+
+from edge_tr.errors import CancelledError
+
+T = TypeVar("T")
+
+_CANCEL_AGAIN_S = 0.05
+"""A cancel that comes just before a generation begins would be lost, so it is repeated."""
+
+
+class QueueFullError(Exception):
+    """As many requests wait as may."""
+
+
+class Job(Generic[T]):
+    """Work whose results are awaited one by one: ``async for result in job``."""
+
+    def __init__(self, work: Callable[[], Iterable[T]], interrupt: Callable[[], None]) -> None:
+        self._work, self._interrupt = work, interrupt
+        self._loop = asyncio.get_running_loop()
+        self._results: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
+        self._lock = threading.Lock()
+        self._running = False
+        self.cancelled = False
+
+    def run(self) -> None:
+        """Do the work, in the worker's thread."""
+        with self._lock:
+            self._running = True
+        try:
+            if self.cancelled:
+                raise CancelledError("the request was cancelled")
+            for result in self._work():
+                self._put((result,))
+                if self.cancelled:
+                    raise CancelledError("the request was cancelled")
+            end: Exception | None = None
+        except Exception as error:  # raised again where the results are awaited
+            end = error
+        finally:
+            with self._lock:
+                self._running = False
+        self._put(end)
+
+    def cancel(self) -> None:
+        """End the work soon; in the event loop's thread. Results still come until it ends."""
+        self.cancelled = True
+        with self._lock:
+            if self._running:
+                self._interrupt()
+                self._loop.call_later(_CANCEL_AGAIN_S, self.cancel)
+
+    def _put(self, result: tuple[T] | Exception | None) -> None:
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._results.put_nowait, result)
+
+    async def __aiter__(self) -> AsyncIterator[T]:
+        while True:
+            result = await self._results.get()
+            if result is None:
+                return
+            if isinstance(result, Exception):
+                raise result
+            yield result[0]
+
+
+class Worker:
+    """Runs jobs one after the other.
+
+    Parameters
+    ----------
+    interrupt : makes the work that is running raise CancelledError; from any thread.
+    max_waiting : jobs that may wait while one runs.
+    """
+
+    def __init__(self, interrupt: Callable[[], None], max_waiting: int) -> None:
+        self._interrupt, self._max_waiting = interrupt, max_waiting
+        self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
+        self._jobs: list[Job[object]] = []
+        self._lock = threading.Lock()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="edge-tr-worker", daemon=True)
+        self._thread.start()
+
+    @property
+    def n_jobs(self) -> int:
+        """Jobs that run or wait, those that were cancelled left out."""
+        return sum(not job.cancelled for job in tuple(self._jobs))
+
+    def submit(self, work: Callable[[], Iterable[T]]) -> Job[T]:
+        """A job that does the work when its turn comes; called in the event loop.
+
+        Raises
+        ------
+        QueueFullError : as many wait as may.
+        CancelledError : the worker stops.
+        """
+        job = Job(work, self._interrupt)
+        with self._lock:
+            if self._stopping:
+                raise CancelledError("the server is stopping")
+            if self.n_jobs > self._max_waiting:
+                raise QueueFullError
+            self._jobs.append(job)  # type: ignore[arg-type]
+            self._queue.put(job)  # type: ignore[arg-type]
+        return job
+
+    def stop(self) -> None:
+        """Cancel every job and take no more; in the event loop's thread."""
+        with self._lock:
+            self._stopping = True
+            jobs = list(self._jobs)
+        for job in jobs:
+            job.cancel()
+        self._queue.put(None)
+
+    def join(self) -> None:
+        """Wait for the end of the thread, after ``stop``."""
+        self._thread.join()
+
+    def _run(self) -> None:
+        while (job := self._queue.get()) is not None:
+            try:
+                job.run()
+            finally:
+                with self._lock:
+                    self._jobs.remove(job)

@@ -1,0 +1,120 @@
+"""Text from tokens: whole characters, nothing of a stop string, each piece with its tokens."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Logprob:
+    """Natural logarithms of probabilities that the model gave, before any sampler setting.
+
+    Attributes
+    ----------
+    value : of the token itself.
+    top : the most probable tokens and theirs, the best first.
+    """
+
+    value: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+@dataclass(frozen=True)
+class Token:
+    """A generated token.
+
+    Attributes
+    ----------
+    id : of the vocabulary.
+    step : the decode step that it came from, counted from 1; 0 is prefill.
+    drafted : whether it is an accepted node of a draft tree (and not the bonus token).
+    logprob : where it was asked for.
+    """
+
+    id: int
+    step: int = 0
+    drafted: bool = False
+    logprob: Logprob | None = None
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A part of the text and the tokens that complete it; a cut character has no text yet."""
+
+    text: str
+    tokens: tuple[Token, ...]
+
+
+class TextBuilder:
+    """Turns the bytes of tokens into pieces that may be shown.
+
+    A character that several tokens make up is given out whole, with the last of them; bytes
+    that are no UTF-8 become U+FFFD. Text that may be the beginning of a stop string is held
+    back until it is clear. The stop string that appears first ends the text.
+
+    Parameters
+    ----------
+    stops : strings that end the text and are no part of it; empty ones are ignored.
+    """
+
+    def __init__(self, stops: Sequence[str] = ()) -> None:
+        self._stops = tuple(stop for stop in stops if stop)
+        self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
+        self._tokens: tuple[Token, ...] = ()
+        self._held: list[Piece] = []
+        self.stopped = False
+
+    def add(self, data: bytes, token: Token) -> list[Piece]:
+        """The pieces that a token's bytes make final; after a stop string there are none."""
+        self._tokens += (token,)
+        text = self._decode(data)
+        if self.stopped or not text:
+            return []
+        self._held.append(Piece(text, self._tokens))
+        self._tokens = ()
+        held = "".join(piece.text for piece in self._held)
+        end = first_of(held, self._stops)
+        if end >= 0:
+            self.stopped = True
+            pieces = self._release(end)
+            self._held = []
+            return pieces
+        return self._release(len(held) - n_undecided(held, self._stops))
+
+    def finish(self) -> list[Piece]:
+        """What was held back, at the end of the tokens; a character that was cut is left out."""
+        if self.stopped:
+            return []
+        pieces, self._held = self._held, []
+        if self._tokens:
+            pieces.append(Piece("", self._tokens))
+        self._tokens = ()
+        return pieces
+
+    def _release(self, n_characters: int) -> list[Piece]:
+        """Give out the first ``n_characters`` of what is held back."""
+        pieces = []
+        while n_characters and self._held:
+            piece = self._held.pop(0)
+            if len(piece.text) > n_characters:
+                rest = Piece(piece.text[n_characters:], ())
+                piece = Piece(piece.text[:n_characters], piece.tokens)
+                self._held.insert(0, rest)
+            n_characters -= len(piece.text)
+            pieces.append(piece)
+        return pieces
+
+
+def first_of(text: str, markers: Sequence[str]) -> int:
+    """Where the first of the markers begins in the text; -1 where none is."""
+    return min((i for i in map(text.find, markers) if i >= 0), default=-1)
+
+
+def n_undecided(text: str, markers: Sequence[str]) -> int:
+    """Length of the longest end of the text that is the beginning of a marker."""
+    for n in range(min(len(text), max(map(len, markers), default=1) - 1), 0, -1):
+        if any(marker.startswith(text[-n:]) for marker in markers):
+            return n
+    return 0
