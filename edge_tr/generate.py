@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -11,13 +11,13 @@ import numpy as np
 from .cost import StepCosts
 from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
-from .kernels import tree as kernels
 from .lanes import LaneCache
 from .plain import PlainRun
 from .sampling import Sampler
 from .stats import Stats
 from .target import Batch, Float32, Int32, TargetModel
 from .topk import TopK
+from .verify import NO_LOGIT, Step
 
 _MAX_PREFILL_LOGITS = 1 << 25
 """Most logits that one batch of a prompt may return (128 MiB)."""
@@ -25,7 +25,8 @@ _MAX_PREFILL_LOGITS = 1 << 25
 _IDLE_STEPS = 6
 """Steps in a row without a draft after which a drafter is left alone for ``n_rests`` steps."""
 
-_NO_LOGIT = "the model returned a row without a single finite logit"
+RowSink = Callable[[int, Float32], None]
+"""Takes the position of the first of some neighbouring tokens and their rows of logits."""
 
 
 class Decoder:
@@ -40,8 +41,13 @@ class Decoder:
     drafter : proposes a tree for each step; None decodes plainly.
     costs : takes note of what each step costs; a drafter that weighs costs shares it.
     max_width : most tokens in one decode step; the widths that the width probe found bit-equal
-        make the text exact. None allows what the target's batch allows.
+        make the text exact. None allows what the target's batch allows. May be set later.
     n_threads : threads for the top-k of large vocabularies.
+
+    Attributes
+    ----------
+    buffer : int32[n_ctx]; begins with the committed sequence, prompt and answer.
+    stats : counts and seconds of the last generation.
 
     Raises
     ------
@@ -66,21 +72,33 @@ class Decoder:
         self.target = target
         self.drafter = drafter
         self.stats = Stats()
-        self._max_width = min(max_width or target.n_batch, target.n_batch)
+        self.max_width = min(max_width or target.n_batch, target.n_batch)
         self._draft = Draft(drafter.max_nodes if drafter else 0)
         n_nodes = self._draft.capacity
         self._batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
         self._topk = TopK(drafter.k if drafter else 1, n_threads)
         self._lanes = LaneCache(target)
         self.costs = costs or StepCosts()
-        self._tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
+        self.buffer = self._tokens = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
-        self._accepted: Int32 = np.zeros(n_nodes + 1, dtype=np.int32)
+        self._n_kept = 0
+        self._step: Step | None = None
+        self._prefilled: tuple[Float32, int] | None = None
         self._n_rests = drafter.n_rests if drafter else 0
         self._plain = PlainRun(drafter, self._n_rests) if drafter else None
         self._n_idle = 0
         self._running: Stats | None = None
         self._cancelled = False
+
+    @property
+    def n_tokens(self) -> int:
+        """Length of the committed sequence."""
+        return self._n_tokens
+
+    @property
+    def n_past(self) -> int:
+        """How many of its tokens the cache holds."""
+        return self._lanes.n_past
 
     @property
     def tokens(self) -> Int32:
@@ -99,6 +117,8 @@ class Decoder:
         max_tokens: int | None = None,
         sampler: Sampler | None = None,
         stop_tokens: Collection[int] = frozenset(),
+        one_by_one: bool = False,
+        rows: RowSink | None = None,
     ) -> Iterator[list[int]]:
         """Read the prompt and yield the tokens of each step, at least one a step.
 
@@ -109,6 +129,9 @@ class Decoder:
             and answer together never exceed the context.
         sampler : draws each token; None takes the most probable one (ties: the lowest id).
         stop_tokens : ids that end the text; the one met is yielded as the last token.
+        one_by_one : yield each token of ``sampler`` alone, and draw the next one only when it is
+            asked for. ``buffer`` then holds every token before it, as with plain decoding.
+        rows : is called with the logits of the prompt's tokens that are read.
 
         Raises
         ------
@@ -123,9 +146,50 @@ class Decoder:
         self.stats = self._running = Stats(n_prompt=len(tokens))
         self._cancelled = False
         self.target.interrupt(False)
-        return self._run(self.stats, tokens, budget, sampler, stop_tokens)
+        return self._run(self.stats, tokens, budget, sampler, stop_tokens, one_by_one, rows)
 
-    def _check_prompt(self, prompt: Sequence[int] | Int32) -> Int32:
+    def read(self, prompt: Sequence[int] | Int32, *, rows: RowSink | None = None) -> None:
+        """Read a text and generate nothing; the last row of logits stays in the target.
+
+        Raises
+        ------
+        ConfigError, PromptTooLongError, CancelledError, DecodeError : as ``generate``.
+        """
+        tokens = self._check_prompt(prompt, room=0)
+        self.stats = self._running = Stats(n_prompt=len(tokens))
+        self._cancelled = False
+        self.target.interrupt(False)
+        started = perf_counter()
+        with self._recovering():
+            self._prefill(tokens, self.stats, rows)
+        self.stats.prefill_s = self.stats.total_s = perf_counter() - started
+
+    def hold(self, n_tokens: int) -> None:
+        """Make the cache hold the first ``n_tokens`` tokens of ``buffer`` on lane 0, and nothing
+        else; a generation that is running goes on afterwards."""
+        self._close_step()
+        self._lanes.claim()
+        if self._lanes.n_past > n_tokens:
+            self._prefilled = None
+            self._lanes.rewind(n_tokens)
+        with self._recovering():
+            while self._lanes.n_past < n_tokens:
+                self._prefilled = None
+                n_past = self._lanes.n_past
+                chunk = self._tokens[n_past : min(n_tokens, n_past + self.target.n_batch)]
+                self._batch.set_chain(chunk, n_past, want_rows=1)
+                self.target.decode(self._batch)
+                self._lanes.extend(len(chunk))
+        self._lanes.release()
+
+    def adopt(self, n_tokens: int) -> None:
+        """Take the cells that something else wrote on lane 0 for ``buffer``'s first
+        ``n_tokens`` tokens; a generation that is running ends."""
+        self._running = self._step = self._prefilled = None
+        self._lanes.adopt(n_tokens)
+        self._n_tokens = self._n_kept = n_tokens
+
+    def _check_prompt(self, prompt: Sequence[int] | Int32, room: int = 1) -> Int32:
         wide = np.asarray(prompt)
         if wide.ndim != 1 or len(wide) == 0:
             raise ConfigError("the prompt has no tokens; give a list of at least one token id")
@@ -136,7 +200,7 @@ class Decoder:
             raise ConfigError(
                 f"token {wrong[0]} is not in the vocabulary (0 to {self.target.n_vocab - 1})"
             )
-        if len(wide) >= self.target.n_ctx:
+        if len(wide) > self.target.n_ctx - room:
             raise PromptTooLongError(
                 f"the prompt has {len(wide)} tokens; a context of {self.target.n_ctx} holds at "
                 f"most {self.target.n_ctx - 1} of them and one of the answer"
@@ -150,20 +214,25 @@ class Decoder:
         budget: int,
         sampler: Sampler | None,
         stop_tokens: Collection[int],
+        one_by_one: bool,
+        rows: RowSink | None,
     ) -> Iterator[list[int]]:
         if budget == 0:
             return
         self._check_running(stats)
         started = perf_counter()
         with self._recovering():
-            logits, n_front = self._prefill(prompt, stats)
+            self._prefill(prompt, stats, rows)
             if self.drafter is not None:
                 self.drafter.begin(prompt)
-            emitted = self._verify(logits, n_front, sampler, stop_tokens, 1, stats)
-            self._append(emitted)
+            step = self._open_prefilled(stats)
+            self._walk(step, sampler, stop_tokens, once=False)
+            self._close_step()
+        emitted = step.emitted
         stats.prefill_s = stats.total_s = perf_counter() - started
         while True:
             stats.n_tokens += len(emitted)
+            self._n_kept = self._n_tokens
             budget -= len(emitted)
             yield emitted
             if budget == 0 or emitted[-1] in stop_tokens:
@@ -172,11 +241,18 @@ class Decoder:
             self._check_running(stats)
             started = perf_counter()
             with self._recovering():
-                if self._may_rest():
-                    emitted = self._plain_step(sampler, stats)
+                if self._step is not None:
+                    more = self._walk(step, sampler, stop_tokens, once=True)
+                    emitted = step.emitted[-1:]
+                elif self._may_rest():
+                    emitted, more = self._plain_step(sampler, stats), False
+                    self._append(emitted)
                 else:
-                    emitted = self._step(sampler, stop_tokens, budget, stats)
-                self._append(emitted)
+                    step = self._open_step(budget, stats)
+                    more = self._walk(step, sampler, stop_tokens, once=one_by_one)
+                    emitted = step.emitted.copy()
+                if not more:
+                    self._close_step()
             stats.total_s += perf_counter() - started
 
     def _check_running(self, stats: Stats) -> None:
@@ -194,44 +270,74 @@ class Decoder:
         try:
             yield
         except BaseException:
+            self._step = self._prefilled = None
             self._lanes.recover(min(n_past, self._lanes.n_past))
-            self._n_tokens = max(self._n_tokens, self._lanes.n_past)
+            self._n_tokens = max(self._n_kept, self._lanes.n_past)
             raise
 
-    def _prefill(self, prompt: Int32, stats: Stats) -> tuple[Float32, int]:
-        """Read what the cache does not hold yet; logits of the last token and its chunk."""
+    def _prefill(self, prompt: Int32, stats: Stats, rows: RowSink | None) -> None:
+        """Read what the cache does not hold yet, at least the last token."""
+        self._close_step()
         self._lanes.claim()
-        n_same = min(len(prompt) - 1, self._lanes.n_past)
-        differs = np.flatnonzero(prompt[:n_same] != self._tokens[:n_same])
-        n_past = int(differs[0]) if len(differs) else n_same
-        self._n_tokens = self._n_idle = 0
+        self._n_idle = 0
         if self._plain is not None:
             self._plain.forget()
-        n_past = self._lanes.rewind(n_past)
+        n_past = self._n_same(prompt)
+        whole = n_past == len(prompt) == self._lanes.n_past
+        if whole and self._prefilled is not None and rows is None:  # its last row is still there
+            self._n_tokens = self._n_kept = stats.n_reused = n_past
+            return
+        self._prefilled = None
+        self._n_tokens = self._n_kept = 0
+        n_past = self._lanes.rewind(min(n_past, len(prompt) - 1))
         self._tokens[: len(prompt)] = prompt
         stats.n_reused = n_past
+        logits, n_front = self._read_chunks(prompt, n_past, rows)
+        self._n_tokens = self._n_kept = len(prompt)
+        self._prefilled = logits[-1:], n_front
+
+    def _n_same(self, prompt: Int32) -> int:
+        """How many tokens of the prompt the cache holds."""
+        n = min(len(prompt), self._lanes.n_past)
+        differs = np.flatnonzero(prompt[:n] != self._tokens[:n])
+        return int(differs[0]) if len(differs) else n
+
+    def _read_chunks(self, prompt: Int32, n_past: int, rows: RowSink | None) -> tuple[Float32, int]:
+        """Decode the prompt from ``n_past`` on; logits and length of the last chunk."""
         harvest = 0 if self.drafter is None else self.drafter.harvest
         most_rows = max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab)
+        most = self.target.n_batch if rows is None else min(self.target.n_batch, most_rows)
         while True:
             if self._cancelled:
                 raise CancelledError("the generation was cancelled")
-            chunk = prompt[n_past : n_past + self.target.n_batch]
-            last = n_past + len(chunk) == len(prompt)
+            chunk = prompt[n_past : n_past + most]
             n_after = len(prompt) - n_past - len(chunk)
             n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
-            n_rows = max(n_harvest, int(last))
+            n_rows = len(chunk) if rows else max(n_harvest, int(n_after == 0))
             self._batch.set_chain(chunk, n_past, want_rows=n_rows)
             logits = self.target.decode(self._batch)
             self._lanes.extend(len(chunk))
+            if rows is not None:
+                rows(n_past, logits)
             if self.drafter is not None and n_harvest > 0:
-                self.drafter.learn_prompt(chunk[len(chunk) - n_rows :], *self._topk(logits))
+                ids, values = self._topk(logits[n_rows - n_harvest :])
+                self.drafter.learn_prompt(chunk[len(chunk) - n_harvest :], ids, values)
             n_past += len(chunk)
-            if last:
-                break
-        self._n_tokens = len(prompt)
-        self._draft.reset(int(prompt[-1]), n_past=n_past - 1)
-        self._draft.plan()
-        return logits[-1:], len(chunk)
+            if n_after == 0:
+                return logits, len(chunk)
+
+    def _open_prefilled(self, stats: Stats) -> Step:
+        """The step of one token that needs no decode: its row came with the prompt."""
+        assert self._prefilled is not None
+        logits, n_front = self._prefilled
+        draft, n_tokens = self._draft, self._n_tokens
+        draft.reset(int(self._tokens[n_tokens - 1]), n_past=n_tokens - 1)
+        draft.plan()
+        started = perf_counter()
+        ids, values = self._topk(logits)
+        stats.topk_s += perf_counter() - started
+        self._step = Step(draft, logits, n_front, ids, values, 1, stats)
+        return self._step
 
     def _may_rest(self) -> bool:
         """Whether the next step is plain without asking the drafter."""
@@ -249,6 +355,7 @@ class Decoder:
         """One decode step of one token, with as little around it as can be."""
         if self._cancelled:
             raise CancelledError("the generation was cancelled")
+        self._prefilled = None
         n_past = self._lanes.n_past
         root = int(self._tokens[n_past])
         self._batch.set_one(root, n_past)
@@ -258,7 +365,7 @@ class Decoder:
         ids, values = self._topk(logits)
         token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
         if token < 0:
-            raise DecodeError(_NO_LOGIT)
+            raise DecodeError(NO_LOGIT)
         self._lanes.extend(1)
         if self._plain is not None:
             self._plain.add(root, ids[0], values[0], token)
@@ -268,19 +375,18 @@ class Decoder:
         stats.topk_s += perf_counter() - t1
         return [token]
 
-    def _step(
-        self, sampler: Sampler | None, stop_tokens: Collection[int], budget: int, stats: Stats
-    ) -> list[int]:
-        """One decode step: the tokens it emits, 1 to ``budget`` of them."""
+    def _open_step(self, budget: int, stats: Stats) -> Step:
+        """Draft and decode; the walk stands at the root."""
         if self._cancelled:
             raise CancelledError("the generation was cancelled")
+        self._prefilled = None
         self._learn_plain_run()
         draft, lanes = self._draft, self._lanes
         n_past = lanes.n_past
         n_front = self._n_tokens - n_past
         t0 = perf_counter()
         draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
-        room = min(self._max_width, self.target.n_ctx - n_past) - n_front
+        room = min(self.max_width, self.target.n_ctx - n_past) - n_front
         if self.drafter is not None and room > 0 and budget > 1:
             n_most = min(room, draft.capacity)
             self.drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
@@ -292,101 +398,64 @@ class Decoder:
         t2 = perf_counter()
         logits = self.target.decode(self._batch)
         t3 = perf_counter()
-        emitted = self._verify(logits, n_front, sampler, stop_tokens, budget, stats)
+        ids, values = self._topk(logits)
+        t4 = perf_counter()
         stats.n_steps += 1
         stats.n_plain_steps += draft.n == 1
         stats.n_drafted += draft.n - 1
-        stats.n_accepted += len(emitted) - 1
         stats.n_redone += n_front - 1
         stats.draft_s += t1 - t0
         stats.lanes_s += t2 - t1
         stats.decode_s += t3 - t2
-        if draft.n > 1:
-            stats.count_depths(int(draft.depth[: draft.n].max()), len(emitted) - 1)
-        self.costs.observe(self._batch.n, n_past, perf_counter() - t0, len(emitted))
-        return emitted
-
-    def _verify(
-        self,
-        logits: Float32,
-        n_front: int,
-        sampler: Sampler | None,
-        stop_tokens: Collection[int],
-        budget: int,
-        stats: Stats,
-    ) -> list[int]:
-        """Walk the tree of the batch just decoded, commit and recycle; the emitted tokens.
-
-        ``n_front`` cells before the first node are new; prefill has committed them already and
-        has no nodes.
-        """
-        draft = self._draft
-        t0 = perf_counter()
-        ids, values = self._topk(logits)
-        t1 = perf_counter()
-        if sampler is None:
-            emitted, accepted = self._walk_greedy(ids, stop_tokens, budget)
-        else:
-            emitted, accepted = self._walk_sampled(logits, n_front, sampler, stop_tokens, budget)
-        t2 = perf_counter()
-        if self._n_tokens > self._lanes.n_past:
-            token_s = self.costs.token_s() if draft.n > 1 else 0.0
-            self._lanes.commit(n_front, draft, accepted, token_s)
-        t3 = perf_counter()
-        if self.drafter is not None:
-            self.drafter.learn(draft, ids, values, accepted, emitted)
-        stats.topk_s += t1 - t0
-        stats.sample_s += t2 - t1
-        stats.lanes_s += t3 - t2
-        stats.recycle_s += perf_counter() - t3
-        return emitted
-
-    def _walk_greedy(
-        self, ids: Int32, stop_tokens: Collection[int], budget: int
-    ) -> tuple[list[int], Int32]:
-        draft = self._draft
-        if draft.n == 1:
-            token = int(ids[0, 0])
-            if token < 0:
-                raise DecodeError(_NO_LOGIT)
-            return [token], self._accepted[:0]
-        n = int(
-            kernels.walk_greedy(draft.token, draft.parent, draft.slot, draft.n, ids, self._accepted)
+        stats.topk_s += t4 - t3
+        self._step = Step(
+            draft, logits, n_front, ids, values, budget, stats, n_past, seconds=t4 - t0
         )
-        path = self._accepted[:n]
-        emitted: list[int] = draft.token[path].tolist()
-        emitted.append(int(ids[draft.slot[path[-1]] if n else 0, 0]))
-        for i, token in enumerate(emitted[:budget]):
-            if token in stop_tokens:
-                budget = i + 1
-                break
-        if emitted[:budget][-1] < 0:
-            raise DecodeError(_NO_LOGIT)
-        return emitted[:budget], path[: budget - 1]
+        return self._step
 
-    def _walk_sampled(
-        self,
-        logits: Float32,
-        n_front: int,
-        sampler: Sampler,
-        stop_tokens: Collection[int],
-        budget: int,
-    ) -> tuple[list[int], Int32]:
-        draft = self._draft
-        node, n = 0, 0
-        emitted: list[int] = []
-        while True:
-            slot = int(draft.slot[node])
-            token = int(sampler.sample(n_front - 1 + slot, logits[slot]))
-            emitted.append(token)
-            if token in stop_tokens or len(emitted) == budget:
-                break
-            node = int(kernels.find_child(draft.token, draft.parent, draft.n, node, token))
-            if node < 0:
-                break
-            self._accepted[n] = node
-            n += 1
-        return emitted, self._accepted[:n]
+    def _walk(
+        self, step: Step, sampler: Sampler | None, stop_tokens: Collection[int], *, once: bool
+    ) -> bool:
+        """Choose the next tokens, only one if ``once``; whether more can follow in this step."""
+        started = perf_counter()
+        n_known = len(step.emitted)
+        if sampler is None:
+            step.follow_best(stop_tokens)
+            more = False
+        else:
+            more = step.draw(sampler, stop_tokens)
+            while more and not once:
+                more = step.draw(sampler, stop_tokens)
+        self._append(step.emitted[n_known:])
+        seconds = perf_counter() - started
+        step.seconds += seconds
+        step.stats.sample_s += seconds
+        return more
+
+    def _close_step(self) -> None:
+        """Commit and recycle what the walk gave; a step without a token leaves its front."""
+        step, draft = self._step, self._draft
+        if step is None:
+            return
+        self._step = None
+        stats, accepted = step.stats, step.accepted
+        t0 = perf_counter()
+        if step.n_past >= 0:
+            token_s = self.costs.token_s() if draft.n > 1 else 0.0
+            self._lanes.commit(step.n_front, draft, accepted, token_s)
+        t1 = perf_counter()
+        if self.drafter is not None and step.emitted:
+            self.drafter.learn(draft, step.ids, step.values, accepted, step.emitted)
+        t2 = perf_counter()
+        stats.lanes_s += t1 - t0
+        stats.recycle_s += t2 - t1
+        if step.n_past < 0:
+            return
+        stats.n_accepted += len(accepted)
+        if draft.n > 1:
+            stats.count_depths(int(draft.depth[: draft.n].max()), len(accepted))
+        seconds = step.seconds + t2 - t0
+        self.costs.observe(self._batch.n, step.n_past, seconds, len(step.emitted))
 
 
 def _check_fit(drafter: Drafter, target: TargetModel) -> None:

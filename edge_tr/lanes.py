@@ -60,6 +60,20 @@ class LaneCache:
         self.n_past = n_past
         self._end = [0] * len(self._end)
 
+    def release(self) -> None:
+        """Leave the committed cells to lane 0 alone; the other lanes lag until they are needed."""
+        for lane, end in enumerate(self._end):
+            if lane > 0 and end > 0:
+                self._target.seq_rm(lane, 0, -1)
+        self._end = [0] * len(self._end)
+
+    def adopt(self, n_past: int) -> None:
+        """Take what something else put on lane 0 as ``n_past`` committed cells."""
+        _USERS[self._target] = self._key
+        self._end = [0] + [1] * (len(self._end) - 1)
+        self.release()
+        self.n_past = n_past
+
     def extend(self, n_tokens: int) -> None:
         """A chain of ``n_tokens`` on lane 0 was decoded and is committed."""
         self.n_past += n_tokens

@@ -224,7 +224,11 @@ def test_several_prompts_on_one_decoder(
         assert case.generate(decoder, target, prompt) == case.expected(prompt)
         if case.max_tokens != 0:
             shared = [a == b for a, b in zip(held, prompt[:-1], strict=False)]
-            assert decoder.stats.n_reused == [*shared, False].index(False)
+            n_reused = [*shared, False].index(False)
+            if held == prompt:  # its last row may be there still
+                assert decoder.stats.n_reused in (n_reused, len(prompt))
+            else:
+                assert decoder.stats.n_reused == n_reused
         keep = data.draw(st.integers(0, len(decoder.tokens)))
         more = data.draw(st.lists(st.integers(0, case.model.n_vocab - 1), max_size=5))
         prompt = [*decoder.tokens[:keep].tolist(), *more][: case.n_ctx - 1] or case.prompt
