@@ -74,6 +74,12 @@ def init_backend() -> None:
         _initialized = True
 
 
+def leave_log() -> None:
+    """Leave llama.cpp's log to llama-cpp-python and its ``verbose``."""
+    global _initialized
+    _initialized = True
+
+
 def function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]:
     """A function of libllama without the conversions of the high-level binding."""
     prototype = ctypes.CFUNCTYPE(restype, *argtypes)

@@ -51,20 +51,9 @@ class Model(Closing):
         self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
-        self.plain_reason = self._plain_reason()
-
-    def _plain_reason(self) -> str:
-        """Why drafting cannot be used with this model, or an empty text."""
-        if self.info.kind == "plain_only":
-            return str(self.info.reason)
         if lib.llama_model_is_diffusion(self.pointer):
             raise ModelUnsupportedError(f"{self.path.name} is a diffusion model")
-        if lib.llama_model_is_recurrent(self.pointer) or lib.llama_model_is_hybrid(self.pointer):
-            return (
-                f"drafting is off: {self.info.architecture} keeps a recurrent state, which "
-                "cannot hold a draft tree"
-            )
-        return ""
+        self.plain_reason = self.info.reason or plain_reason(self.pointer, self.info.architecture)
 
     def close(self) -> None:
         """Free the model; contexts made from it must be closed first."""
@@ -132,11 +121,27 @@ class Model(Closing):
         return str(lib.llama_vocab_get_text(self.vocab, token).decode("utf-8", "replace"))
 
     def fingerprint(self) -> str:
-        """Identity of the tokenizer: 32 hex digits from the text and kind of every token."""
-        digest = hashlib.sha256(f"{lib.llama_vocab_type(self.vocab)} {self.n_vocab}".encode())
-        if lib.llama_vocab_type(self.vocab) != lib.LLAMA_VOCAB_TYPE_NONE:
-            text, attr = lib.llama_vocab_get_text, lib.llama_vocab_get_attr
-            for token in range(self.n_vocab):
-                digest.update(text(self.vocab, token))
-                digest.update(b"\0%d" % attr(self.vocab, token))
-        return digest.hexdigest()[:32]
+        """Identity of the tokenizer, see ``fingerprint``."""
+        return fingerprint(self.vocab)
+
+
+def plain_reason(model: Any, architecture: str) -> str:
+    """Why drafting cannot be used with a loaded model, or an empty text."""
+    if lib.llama_model_is_recurrent(model) or lib.llama_model_is_hybrid(model):
+        return (
+            f"drafting is off: {architecture} keeps a recurrent state, which cannot hold a draft "
+            "tree"
+        )
+    return ""
+
+
+def fingerprint(vocab: Any) -> str:
+    """Identity of a tokenizer: 32 hex digits from the text and kind of every token."""
+    n_vocab = int(lib.llama_vocab_n_tokens(vocab))
+    digest = hashlib.sha256(f"{lib.llama_vocab_type(vocab)} {n_vocab}".encode())
+    if lib.llama_vocab_type(vocab) != lib.LLAMA_VOCAB_TYPE_NONE:
+        text, attr = lib.llama_vocab_get_text, lib.llama_vocab_get_attr
+        for token in range(n_vocab):
+            digest.update(text(vocab, token))
+            digest.update(b"\0%d" % attr(vocab, token))
+    return digest.hexdigest()[:32]

@@ -6,6 +6,7 @@ import ctypes
 import os
 import platform
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,8 @@ CACHE_TYPES = {
     "q5_1": lib.GGML_TYPE_Q5_1,
 }
 """Types of the KV cache by name."""
+
+NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
 _batch_t = lib.llama_batch
 _decode = function("llama_decode", ctypes.c_int32, [ctypes.c_void_p, _batch_t])
@@ -108,75 +111,34 @@ class ContextConfig:
             )
 
 
-class LlamaTarget(Closing):
-    """A llama.cpp context behind the ``TargetModel`` protocol.
+class ContextTarget:
+    """A llama.cpp context that someone else made, behind the ``TargetModel`` protocol.
 
     Parameters
     ----------
-    model : an open model.
-    config : see ``ContextConfig``.
-
-    Attributes
-    ----------
-    plain_reason : why this context cannot verify drafts, or an empty text.
-
-    Raises
-    ------
-    ModelLoadError : no memory for the context, or llama.cpp refused the combination.
+    pointer : the context; it must outlive the target.
+    n_vocab : size of its model's vocabulary.
+    plain_reason : why it cannot verify drafts, or an empty text.
     """
 
-    def __init__(self, model: Model, config: ContextConfig) -> None:
-        n_cores = os.cpu_count() or 1
-        params = lib.llama_context_default_params()
-        params.n_ctx = config.n_ctx or model.n_ctx_train
-        params.n_batch = min(config.n_batch, params.n_ctx)
-        params.n_ubatch = min(config.n_ubatch, params.n_batch)
-        params.n_threads = config.n_threads or n_cores
-        params.n_threads_batch = config.n_threads_batch or n_cores
-        params.flash_attn_type = (
-            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if config.flash_attn
-            else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        params.type_k = CACHE_TYPES[config.type_k]
-        params.type_v = CACHE_TYPES[config.type_v]
-        params.offload_kqv = config.offload_kqv
-        params.swa_full = config.swa_full
-        params.no_perf = True
-        self.plain_reason = model.plain_reason
-        if model.info.sliding_window and not config.swa_full:
-            self.plain_reason = (
-                "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
-            )
-        params.n_seq_max = 1 if self.plain_reason else config.n_lanes
-        # llama.cpp keeps a row for each lane and aborts where this is less.
-        params.n_outputs_max = max(params.n_batch, params.n_seq_max)
-        params.kv_unified = True
-        forget_errors()
-        self.model = model
-        self.config = config
-        self.pointer: Any = lib.llama_init_from_model(model.pointer, params)
-        if not self.pointer:
-            raise ModelLoadError(
-                f"llama.cpp could not make a context of {params.n_ctx} tokens for "
-                f"{model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
-            )
-        forget_errors()
-        self.memory: Any = lib.llama_get_memory(self.pointer)
-        self.n_vocab = model.n_vocab
-        self.n_ctx = int(lib.llama_n_ctx(self.pointer))
-        self.n_batch = int(lib.llama_n_batch(self.pointer))
-        self.n_lanes = int(lib.llama_n_seq_max(self.pointer))
-        self.can_rewind = not self.plain_reason
+    def __init__(self, pointer: Any, *, n_vocab: int, plain_reason: str) -> None:
+        self.pointer: Any = pointer
+        self.memory: Any = lib.llama_get_memory(pointer)
+        self.n_vocab = n_vocab
+        self.plain_reason = plain_reason
+        self.n_ctx = int(lib.llama_n_ctx(pointer))
+        self.n_batch = int(lib.llama_n_batch(pointer))
+        self.n_lanes = int(lib.llama_n_seq_max(pointer))
+        self.can_rewind = not plain_reason
         self._abort_flag = np.zeros(1, dtype=np.uint8)
         lib.llama_set_abort_callback(
-            self.pointer,
+            pointer,
             ctypes.cast(_abort_callback.address, lib.ggml_abort_callback),
             ctypes.c_void_p(self._abort_flag.ctypes.data),
         )
         self._struct: Any = None
         self._struct_of: Batch | None = None
-        self._logits: Float32 = np.zeros((0, self.n_vocab), dtype=np.float32)
+        self._logits: Float32 = np.zeros((0, n_vocab), dtype=np.float32)
         self._logits_address = 0
 
     def decode(self, batch: Batch) -> Float32:
@@ -218,13 +180,66 @@ class LlamaTarget(Closing):
     def interrupt(self, on: bool) -> None:
         self._abort_flag[0] = on
 
+    def forget(self) -> None:
+        """Do not touch the context again; ``decode`` raises from now on."""
+        self.pointer = self.memory = None
+
+
+class LlamaTarget(ContextTarget, Closing):
+    """A context made and freed by its target.
+
+    Parameters
+    ----------
+    model : an open model.
+    config : see ``ContextConfig``.
+
+    Attributes
+    ----------
+    plain_reason : why this context cannot verify drafts, or an empty text.
+
+    Raises
+    ------
+    ModelLoadError : no memory for the context, or llama.cpp refused the combination.
+    """
+
+    def __init__(self, model: Model, config: ContextConfig) -> None:
+        n_cores = os.cpu_count() or 1
+        params = lib.llama_context_default_params()
+        params.n_ctx = config.n_ctx or model.n_ctx_train
+        params.n_batch = min(config.n_batch, params.n_ctx)
+        params.n_ubatch = min(config.n_ubatch, params.n_batch)
+        params.n_threads = config.n_threads or n_cores
+        params.n_threads_batch = config.n_threads_batch or n_cores
+        params.flash_attn_type = (
+            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+            if config.flash_attn
+            else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        params.type_k = CACHE_TYPES[config.type_k]
+        params.type_v = CACHE_TYPES[config.type_v]
+        params.offload_kqv = config.offload_kqv
+        params.swa_full = config.swa_full
+        params.no_perf = True
+        reason = model.plain_reason
+        if model.info.sliding_window and not config.swa_full:
+            reason = NO_REWIND
+        allow_lanes(params, 1 if reason else config.n_lanes)
+        forget_errors()
+        pointer: Any = lib.llama_init_from_model(model.pointer, params)
+        if not pointer:
+            raise ModelLoadError(
+                f"llama.cpp could not make a context of {params.n_ctx} tokens for "
+                f"{model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
+            )
+        forget_errors()
+        super().__init__(pointer, n_vocab=model.n_vocab, plain_reason=reason)
+        self.model = model
+        self.config = config
+
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""
-        stat = self.model.path.stat()
         return {
-            "machine": [platform.machine(), platform.processor(), os.cpu_count()],
-            "build": [version(), system_info()],
-            "model": [self.model.path.name, stat.st_size, stat.st_mtime_ns],
+            **cost_conditions(self.model.path),
             "n_gpu_layers": self.model.n_gpu_layers,
             "n_ctx": self.n_ctx,
             "context": asdict(self.config),
@@ -234,7 +249,25 @@ class LlamaTarget(Closing):
         """Free the context; the target must not be used afterwards."""
         if self.pointer:
             lib.llama_free(self.pointer)
-            self.pointer = self.memory = None
+            self.forget()
+
+
+def allow_lanes(params: Any, n_lanes: int) -> None:
+    """Have a context made with lanes that share its cells; ``params`` is written."""
+    params.n_seq_max = n_lanes
+    # llama.cpp keeps a row for each lane and aborts where this is less.
+    params.n_outputs_max = max(params.n_batch, n_lanes)
+    params.kv_unified = True
+
+
+def cost_conditions(path: Path) -> dict[str, Any]:
+    """What a decode step of this model costs depends on these, and on the context."""
+    stat = path.stat()
+    return {
+        "machine": [platform.machine(), platform.processor(), os.cpu_count()],
+        "build": [version(), system_info()],
+        "model": [path.name, stat.st_size, stat.st_mtime_ns],
+    }
 
 
 def _batch_struct(batch: Batch) -> Any:
