@@ -284,7 +284,7 @@ class Decoder:
             self._plain.forget()
         n_past = self._n_same(prompt)
         whole = n_past == len(prompt) == self._lanes.n_past
-        if whole and self._prefilled is not None and rows is None:  # its last row is still there
+        if whole and self._prefilled is not None:  # its last row is still there
             self._n_tokens = self._n_kept = stats.n_reused = n_past
             return
         self._prefilled = None

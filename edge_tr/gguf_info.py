@@ -120,7 +120,8 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     if not isinstance(architecture, str) or not architecture:
         raise ModelFileError(f"{first} does not say its architecture; it is not a whole model")
     _check_model(first, headers)
-    kind, reason = _classify(architecture, header)
+    causal = bool(header.scalars.get(f"{architecture}.attention.causal", True))
+    kind, reason = classify(architecture, causal=causal)
     return GGUFInfo(
         path=first,
         architecture=architecture,
@@ -199,9 +200,16 @@ def _check_model(first: Path, headers: list[Header]) -> None:
         )
 
 
-def _classify(architecture: str, header: Header) -> tuple[Kind, str]:
+def classify(architecture: str, *, causal: bool) -> tuple[Kind, str]:
+    """Kind of an architecture and the reason, see ``GGUFInfo``.
+
+    Parameters
+    ----------
+    causal : bool
+        Whether its attention looks back only.
+    """
     kind, what = KINDS.get(architecture, ("draftable", ""))
-    if kind == "draftable" and not header.scalars.get(f"{architecture}.attention.causal", True):
+    if kind == "draftable" and not causal:
         kind, what = KINDS["bert"]
     if kind == "draftable":
         return kind, ""
