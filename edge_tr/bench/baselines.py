@@ -14,6 +14,7 @@ from edge_tr.errors import DecodeError, ModelLoadError
 from edge_tr.generate import Decoder
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
+from edge_tr.llama.stock import open_stock
 from edge_tr.llama.target import CACHE_TYPES, ContextConfig
 from edge_tr.target import Float32, Int32
 
@@ -152,6 +153,10 @@ class BareArm:
             token = self._decode(self._token)
             yield [token]
 
+    def forget(self) -> None:
+        """Reuse nothing for the next prompt."""
+        self._committed = []
+
     def close(self) -> None:
         if self._pointer:
             lib.llama_free(self._pointer)
@@ -162,24 +167,7 @@ class StockArm:
     """``llama_cpp.Llama`` at temperature 0, in the same configuration."""
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
-        from llama_cpp import Llama
-
-        self._llama = Llama(
-            str(model.path),
-            n_gpu_layers=model.n_gpu_layers,
-            n_ctx=config.n_ctx,
-            n_batch=config.n_batch,
-            n_ubatch=config.n_ubatch,
-            n_threads=config.n_threads,
-            n_threads_batch=config.n_threads_batch,
-            flash_attn=config.flash_attn,
-            type_k=CACHE_TYPES[config.type_k],
-            type_v=CACHE_TYPES[config.type_v],
-            offload_kqv=config.offload_kqv,
-            swa_full=config.swa_full,
-            no_perf=True,
-            verbose=False,
-        )
+        self._llama = open_stock(model, config)
 
     def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
         tokens = self._llama.generate(prompt.tolist(), temp=0.0)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 import numpy as np
 
@@ -62,14 +63,23 @@ def copy_prompts(tokenize: Tokenize, max_tokens: int) -> list[Prompt]:
     return question_prompts(read_questions(_HERE / "copy_edit.jsonl"), tokenize, max_tokens)
 
 
-def interleave(prompts: Sequence[Prompt]) -> list[tuple[int, int, Prompt]]:
-    """One prompt of each category in turn, so that a drift of the machine touches all alike.
+class _Categorised(Protocol):
+    @property
+    def category(self) -> str: ...
+
+
+Item = TypeVar("Item", bound=_Categorised)
+
+
+def interleave(prompts: Sequence[Item]) -> list[tuple[int, int, Item]]:
+    """One prompt or question of each category in turn, so that a drift of the machine touches
+    all alike.
 
     Returns
     -------
     Round, place of the category, and prompt.
     """
-    by_category: dict[str, list[Prompt]] = {}
+    by_category: dict[str, list[Item]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     rounds = zip_longest(*by_category.values())

@@ -39,14 +39,16 @@ def load_questions(path: Path | None = None) -> list[Question]:
 
     Parameters
     ----------
-    path : directory that holds ``spec_bench.jsonl`` and ``mbpp.jsonl``, or one of them. None
-        looks in ``../shared/data`` beside the clone, and takes a small set of our own, of six
-        kinds of task, where that is missing.
+    path : directory that holds ``spec_bench.jsonl`` and ``mbpp.jsonl``, or one of them; or a
+        file of their format. None looks in ``../shared/data`` beside the clone, and takes a small
+        set of our own, of six kinds of task, where that is missing.
 
     Raises
     ------
     ConfigError : neither file is there, or a line is not a question.
     """
+    if path is not None and path.is_file():
+        return read_questions(path)
     directory = path or _SHARED
     files = [directory / name for name in _FILES if (directory / name).is_file()]
     if not files:

@@ -1,0 +1,329 @@
+"""llama.cpp's own programs as methods: the server's speculative types, lookahead and lookup.
+
+``make peers`` builds them. Each reads the same model file and the same prompt with the same
+threads, context and cache; the server is given token ids, the other two a text whose tokens are
+counted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from http.client import HTTPConnection
+from pathlib import Path
+from typing import Any
+
+from edge_tr.bench.outcome import Outcome
+from edge_tr.errors import ConfigError, EdgeTRError
+from edge_tr.llama.library import version
+from edge_tr.llama.target import ContextConfig
+from edge_tr.paths import cache_dir
+from edge_tr.session import Session
+from edge_tr.target import Int32
+
+_START_S = 300.0
+_ANSWER_S = 1800.0
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_GREEDY = ("--temp", "0", "--samplers", "top_k", "--top-k", "1")
+
+SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache")
+"""The server's ways to speculate without a second model, each with llama.cpp's defaults."""
+
+
+class PeerError(EdgeTRError, RuntimeError):
+    """A program of llama.cpp failed; the text quotes it."""
+
+
+def find_peers(folder: Path | None = None) -> Path:
+    """The folder of the built programs: the one given, else the newest that ``make peers`` built
+    for the installed version of llama-cpp-python.
+
+    Raises
+    ------
+    ConfigError : there is none; the text says how to build them.
+    """
+    if folder is not None:
+        if not (folder / _executable("llama-server")).exists():
+            raise ConfigError(f"{folder} holds no llama-server")
+        return folder
+    found = sorted(
+        cache_dir().glob(f"peers/{version()}-*/peers.json"), key=lambda file: file.stat().st_mtime
+    )
+    if not found:
+        raise ConfigError("llama.cpp's own programs are not built; `make peers` builds them")
+    return found[-1].parent
+
+
+def _executable(program: str) -> str:
+    return program + (".exe" if sys.platform == "win32" else "")
+
+
+def common_options(model: Path, config: ContextConfig, n_gpu_layers: int) -> list[str]:
+    """The options that make a program's context the same as ours."""
+    options = {
+        "-m": model,
+        "-c": config.n_ctx,
+        "-b": config.n_batch,
+        "-ub": config.n_ubatch,
+        "-t": config.n_threads,
+        "-tb": config.n_threads_batch,
+        "-fa": "on" if config.flash_attn else "off",
+        "-ctk": config.type_k,
+        "-ctv": config.type_v,
+        "-ngl": 999 if n_gpu_layers < 0 else n_gpu_layers,
+        "-fit": "off",
+    }
+    flags = ["--swa-full"] if config.swa_full else []
+    flags += [] if config.offload_kqv else ["--no-kv-offload"]
+    return [str(part) for pair in options.items() for part in pair] + flags
+
+
+class Server:
+    """A llama-server with one slot, as a method.
+
+    Parameters
+    ----------
+    folder : of the built programs.
+    options : beside those of the context, such as ``--spec-type ngram-mod``.
+    keep : let it run from one answer to the next; else it runs only while it answers.
+
+    Attributes
+    ----------
+    peak_bytes : most memory it used so far, where the system tells.
+    """
+
+    def __init__(
+        self, session: Session, folder: Path, options: Sequence[str], *, keep: bool = True
+    ) -> None:
+        config = session.target.config
+        self._command = [
+            str(folder / _executable("llama-server")),
+            *common_options(session.model.path, config, session.model.n_gpu_layers),
+            *("-np", "1", "--host", "127.0.0.1", "--cache-ram", "0", "--ctx-checkpoints", "0"),
+            *options,
+        ]
+        self._keep = keep
+        self._process: subprocess.Popen[str] | None = None
+        self._log: deque[str] = deque(maxlen=40)
+        self._port = 0
+        self.peak_bytes = 0
+
+    def answer(self, prompt: Int32, n_tokens: int) -> Outcome:
+        """See ``Method``.
+
+        Raises
+        ------
+        PeerError : the server did not start or broke off.
+        """
+        if self._process is None:
+            self._start()
+        body = {
+            "prompt": prompt.tolist(),
+            "n_predict": n_tokens,
+            "cache_prompt": False,
+            "return_tokens": True,
+            "temperature": 0,
+            "samplers": ["top_k"],
+            "top_k": 1,
+        }
+        try:
+            status, text = self._request("POST", "/completion", body)
+        except OSError as error:
+            raise self._failure(f"broke off ({error})") from None
+        if status != 200:
+            raise self._failure(f"answered {status}: {text[:200]!r}")
+        if self._process is not None:
+            self.peak_bytes = max(self.peak_bytes, peak_bytes(self._process.pid))
+        if not self._keep:
+            self.close()
+        return server_outcome(json.loads(text))
+
+    def _start(self) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        self._process = subprocess.Popen(
+            [*self._command, "--port", str(self._port)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
+        until = time.monotonic() + _START_S
+        while time.monotonic() < until and self._process.poll() is None:
+            with contextlib.suppress(OSError):
+                if self._request("GET", "/health")[0] == 200:
+                    return
+            time.sleep(0.05)
+        raise self._failure("did not start")
+
+    def _read_log(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self._log.extend(process.stdout)
+
+    def _request(self, verb: str, path: str, body: Any = None) -> tuple[int, bytes]:
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
+        try:
+            connection.request(verb, path, None if body is None else json.dumps(body))
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _failure(self, what: str) -> PeerError:
+        self.close()
+        return PeerError(f"llama-server {what}: {' '.join(''.join(list(self._log)[-6:]).split())}")
+
+    def save(self) -> None:
+        """Nothing: what a server has learned ends with it."""
+
+    def close(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+
+def server_outcome(found: dict[str, Any]) -> Outcome:
+    """What the server's reply says, counted as everywhere: its decode time starts at the end of
+    the prompt, and a step that accepts n tokens generates n + 1."""
+    timings = found["timings"]
+    n_accepted = int(timings.get("draft_n_accepted", 0))
+    n_tokens = int(timings["predicted_n"])
+    return Outcome(
+        n_tokens=n_tokens,
+        n_steps=max(0, n_tokens - 1 - n_accepted),
+        prefill_s=timings["prompt_ms"] / 1e3,
+        decode_s=timings["predicted_ms"] / 1e3,
+        n_drafted=int(timings.get("draft_n", 0)),
+        n_accepted=n_accepted,
+        tokens=list(found["tokens"]),
+    )
+
+
+@dataclass
+class Program:
+    """llama-lookahead or llama-lookup as a method: one process for each answer.
+
+    Attributes
+    ----------
+    name : "llama-lookahead" or "llama-lookup".
+    """
+
+    session: Session
+    folder: Path
+    name: str
+
+    def answer(self, prompt: Int32, n_tokens: int) -> Outcome:
+        """See ``Method``.
+
+        Raises
+        ------
+        PeerError : the program failed.
+        """
+        session, config = self.session, self.session.target.config
+        text = session.model.detokenize(prompt.tolist(), special=True)
+        n_predict = n_tokens - 2 if self.name == "llama-lookahead" else n_tokens - 1
+        with tempfile.TemporaryDirectory() as directory:
+            file = Path(directory) / "prompt.txt"
+            file.write_bytes(self._without_bos(text, prompt))
+            command = [
+                str(self.folder / _executable(self.name)),
+                *common_options(session.model.path, config, session.model.n_gpu_layers),
+                *("-bf", str(file), "--no-escape", "-n", str(max(1, n_predict)), *_GREEDY),
+                *("--log-colors", "off"),
+            ]
+            if self.name == "llama-lookup":
+                command += ["-lcd", str(Path(directory) / "cache")]
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S
+            )
+        log = done.stderr.decode("utf-8", "replace")
+        if done.returncode != 0:
+            raise PeerError(f"{self.name} ended with code {done.returncode}: {log[-300:]}")
+        return program_outcome(
+            self.name, log, done.stdout.decode("utf-8", "replace"), text, len(prompt)
+        )
+
+    def _without_bos(self, text: bytes, prompt: Int32) -> bytes:
+        """The text without the first token that these programs put in front themselves."""
+        first = session_bos(self.session)
+        if first is None or prompt[0] != first:
+            return text
+        return text[len(self.session.model.piece(first, special=True)) :]
+
+    def save(self) -> None:
+        """Nothing: each answer starts anew."""
+
+    def close(self) -> None:
+        """Nothing runs between two answers."""
+
+
+def session_bos(session: Session) -> int | None:
+    """The token that the model's tokenizer puts in front of a text, if it does."""
+    tokens = session.model.tokenize("a", add_special=True)
+    bare = session.model.tokenize("a", add_special=False)
+    return int(tokens[0]) if len(tokens) > len(bare) and tokens[0] != bare[0] else None
+
+
+def program_outcome(name: str, log: str, output: str, prompt: bytes, n_prompt: int) -> Outcome:
+    """What the last lines of a program say.
+
+    Lookahead does not count the first token, lookup does; a step accepts ``n_accept`` tokens
+    less than it generates.
+    """
+    encoded = re.search(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds", log)
+    decoded = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", log)
+    accepted = re.search(r"n_accept\s+=\s+(\d+)", log)
+    drafted = re.search(r"n_drafted\s+=\s+(\d+)", log)
+    if not (encoded and decoded and accepted):
+        raise PeerError(f"{name} printed no figures: {log[-300:]}")
+    if int(encoded[1]) != n_prompt:
+        return Outcome(error=f"it read {encoded[1]} tokens of a prompt of {n_prompt}")
+    n_behind_first = int(decoded[1]) - (name == "llama-lookup")
+    n_accepted = int(accepted[1])
+    answer = _COLOURS.sub("", output).lstrip("\n")
+    start = prompt.decode("utf-8", "replace").lstrip("\n")
+    return Outcome(
+        n_tokens=n_behind_first + 1,
+        n_steps=max(0, n_behind_first - n_accepted),
+        prefill_s=float(encoded[2]),
+        decode_s=float(decoded[2]),
+        n_drafted=int(drafted[1]) if drafted else 0,
+        n_accepted=n_accepted,
+        text=answer[len(start) :].rstrip("\n") if answer.startswith(start) else None,
+    )
+
+
+def peak_bytes(pid: int) -> int:
+    """Most memory that a process used so far; 0 where the system does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return 0
+    found = re.search(r"VmHWM:\s+(\d+) kB", text)
+    return int(found[1]) * 1024 if found else 0
+
+
+def about_peers(folder: Path) -> dict[str, Any]:
+    """Version and flags of the built programs, for the report."""
+    file = folder / "peers.json"
+    about: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    return about | {"folder": os.fspath(folder)}
