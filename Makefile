@@ -1,5 +1,6 @@
 # make demo    a model answers, with and without drafting
 # make test    ruff, mypy and pytest, all of it
+# make peers   llama.cpp's own speculative programs, for `edge-tr bench`
 # make build PRESET=cuda    another build of llama.cpp (native/README.md)
 # Each sets up what it needs in .venv/; a second time takes seconds.
 
@@ -8,7 +9,7 @@ PRESET ?= $(shell cat .venv/native-preset 2>/dev/null || echo cpu)
 BIN := .venv/bin
 KERNEL_TESTS = $(wildcard tests/test_kernels*.py)
 
-.PHONY: demo test lint build setup clean
+.PHONY: demo test lint build peers setup clean
 
 demo: setup
 	@$(BIN)/edge-tr demo
@@ -30,6 +31,9 @@ setup: .venv/package
 build: .venv/venv
 	@$(BIN)/python native/build.py --preset $(PRESET) $(if $(CUDA_ARCH),--cuda-arch '$(CUDA_ARCH)') --install
 	@echo $(PRESET) > .venv/native-preset
+
+peers: .venv/venv
+	@$(BIN)/python native/peers.py --preset $(PRESET) $(if $(CUDA_ARCH),--cuda-arch '$(CUDA_ARCH)')
 
 .venv/venv:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \

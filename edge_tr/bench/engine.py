@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from edge_tr.bench.baselines import BareArm
 from edge_tr.bench.outcome import Outcome, collect, until_end
 from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.cost_cache import costs_of
 from edge_tr.draft import Drafter
 from edge_tr.engine import Engine
 from edge_tr.errors import ConfigError
@@ -19,6 +21,7 @@ from edge_tr.lanes import LaneCache
 from edge_tr.llama.library import lib
 from edge_tr.llama.sampler import LlamaSampler
 from edge_tr.llama.stock import open_stock
+from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 from edge_tr.target import Int32
 from edge_tr.topk import default_threads
@@ -172,6 +175,22 @@ def paper_draft(template: TreeTemplate | None = None, **more: Any) -> dict[str, 
     return {"speculative": template or TreeTemplate.paper(), "harvest": False, **more}
 
 
+def measure_costs_anew(
+    path: Path, context: ContextConfig, n_gpu_layers: int, progress: Callable[[str], None]
+) -> None:
+    """Measure the costs that automatic mode will use, whatever was kept of an earlier day."""
+    draft = DraftConfig(speculative="off", start="empty")
+    with Session(path, context=context, draft=draft, n_gpu_layers=n_gpu_layers) as session:
+        if not session.target.plain_reason:
+            costs_of(
+                session.target,
+                k=session.draft.k,
+                n_threads=default_threads(),
+                anew=True,
+                progress=progress,
+            )
+
+
 def warm_up(session: Session) -> None:
     """Compile every kernel and touch the memory of the model, into a matrix that is thrown away."""
     prompt = session.prompt_tokens("Hello, hello, hello")
@@ -179,6 +198,7 @@ def warm_up(session: Session) -> None:
     EngineMethod(session, lambda: plain).answer(prompt, 4)
     if not session.target.plain_reason:
         engine_method(session, **paper_draft()).answer(prompt, 4)
+        engine_method(session).answer(prompt, 32)
 
 
 def detokenized(session: Session, tokens: list[int]) -> str:

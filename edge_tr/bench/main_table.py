@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr.bench import summary
-from edge_tr.bench.engine import detokenized, warm_up
+from edge_tr.bench.engine import detokenized, measure_costs_anew, warm_up
 from edge_tr.bench.methods import ABOUT, OURS, Sources, main_cases
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
@@ -50,6 +50,8 @@ def run_main(
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Measure and sum up; see ``Session`` for the errors."""
+    if not records.all:
+        measure_costs_anew(path, context, n_gpu_layers, progress)
     matrix = sources.state / "auto.npz" if sources.state else None
     start = "inherited" if matrix is not None else "empty"
     draft = DraftConfig(start=start, matrix_path=matrix)  # type: ignore[arg-type]

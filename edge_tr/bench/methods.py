@@ -16,7 +16,8 @@ from edge_tr.bench.engine import (
     paper_draft,
 )
 from edge_tr.bench.outcome import Method
-from edge_tr.bench.peers import SERVER_TYPES, Program, Server, find_peers
+from edge_tr.bench.peers import SERVER_TYPES, Server, find_peers
+from edge_tr.bench.programs import Program
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.bench.rest import RestDrafter, build_datastore
 from edge_tr.bench.runner import AGAIN, PLAIN, Case

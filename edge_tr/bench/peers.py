@@ -1,8 +1,7 @@
-"""llama.cpp's own programs as methods: the server's speculative types, lookahead and lookup.
+"""llama.cpp's own programs, and its server as a method.
 
 ``make peers`` builds them. Each reads the same model file and the same prompt with the same
-threads, context and cache; the server is given token ids, the other two a text whose tokens are
-counted.
+threads, context and cache as ours; the server is given token ids.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -33,9 +30,7 @@ from edge_tr.session import Session
 from edge_tr.target import Int32
 
 _START_S = 300.0
-_ANSWER_S = 1800.0
-_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-_GREEDY = ("--temp", "0", "--samplers", "top_k", "--top-k", "1")
+ANSWER_S = 1800.0
 
 SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache")
 """The server's ways to speculate without a second model, each with llama.cpp's defaults."""
@@ -54,7 +49,7 @@ def find_peers(folder: Path | None = None) -> Path:
     ConfigError : there is none; the text says how to build them.
     """
     if folder is not None:
-        if not (folder / _executable("llama-server")).exists():
+        if not (folder / executable("llama-server")).exists():
             raise ConfigError(f"{folder} holds no llama-server")
         return folder
     found = sorted(
@@ -65,7 +60,8 @@ def find_peers(folder: Path | None = None) -> Path:
     return found[-1].parent
 
 
-def _executable(program: str) -> str:
+def executable(program: str) -> str:
+    """File name of a program on this system."""
     return program + (".exe" if sys.platform == "win32" else "")
 
 
@@ -108,7 +104,7 @@ class Server:
     ) -> None:
         config = session.target.config
         self._command = [
-            str(folder / _executable("llama-server")),
+            str(folder / executable("llama-server")),
             *common_options(session.model.path, config, session.model.n_gpu_layers),
             *("-np", "1", "--host", "127.0.0.1", "--cache-ram", "0", "--ctx-checkpoints", "0"),
             *options,
@@ -175,7 +171,7 @@ class Server:
         self._log.extend(process.stdout)
 
     def _request(self, verb: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=_ANSWER_S)
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
         try:
             connection.request(verb, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
@@ -215,100 +211,6 @@ def server_outcome(found: dict[str, Any]) -> Outcome:
         n_drafted=int(timings.get("draft_n", 0)),
         n_accepted=n_accepted,
         tokens=list(found["tokens"]),
-    )
-
-
-@dataclass
-class Program:
-    """llama-lookahead or llama-lookup as a method: one process for each answer.
-
-    Attributes
-    ----------
-    name : "llama-lookahead" or "llama-lookup".
-    """
-
-    session: Session
-    folder: Path
-    name: str
-
-    def answer(self, prompt: Int32, n_tokens: int) -> Outcome:
-        """See ``Method``.
-
-        Raises
-        ------
-        PeerError : the program failed.
-        """
-        session, config = self.session, self.session.target.config
-        text = session.model.detokenize(prompt.tolist(), special=True)
-        n_predict = n_tokens - 2 if self.name == "llama-lookahead" else n_tokens - 1
-        with tempfile.TemporaryDirectory() as directory:
-            file = Path(directory) / "prompt.txt"
-            file.write_bytes(self._without_bos(text, prompt))
-            command = [
-                str(self.folder / _executable(self.name)),
-                *common_options(session.model.path, config, session.model.n_gpu_layers),
-                *("-bf", str(file), "--no-escape", "-n", str(max(1, n_predict)), *_GREEDY),
-                *("--log-colors", "off"),
-            ]
-            if self.name == "llama-lookup":
-                command += ["-lcd", str(Path(directory) / "cache")]
-            done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_ANSWER_S
-            )
-        log = done.stderr.decode("utf-8", "replace")
-        if done.returncode != 0:
-            raise PeerError(f"{self.name} ended with code {done.returncode}: {log[-300:]}")
-        return program_outcome(
-            self.name, log, done.stdout.decode("utf-8", "replace"), text, len(prompt)
-        )
-
-    def _without_bos(self, text: bytes, prompt: Int32) -> bytes:
-        """The text without the first token that these programs put in front themselves."""
-        first = session_bos(self.session)
-        if first is None or prompt[0] != first:
-            return text
-        return text[len(self.session.model.piece(first, special=True)) :]
-
-    def save(self) -> None:
-        """Nothing: each answer starts anew."""
-
-    def close(self) -> None:
-        """Nothing runs between two answers."""
-
-
-def session_bos(session: Session) -> int | None:
-    """The token that the model's tokenizer puts in front of a text, if it does."""
-    tokens = session.model.tokenize("a", add_special=True)
-    bare = session.model.tokenize("a", add_special=False)
-    return int(tokens[0]) if len(tokens) > len(bare) and tokens[0] != bare[0] else None
-
-
-def program_outcome(name: str, log: str, output: str, prompt: bytes, n_prompt: int) -> Outcome:
-    """What the last lines of a program say.
-
-    Lookahead does not count the first token, lookup does; a step accepts ``n_accept`` tokens
-    less than it generates.
-    """
-    encoded = re.search(r"encoded\s+(\d+) tokens in\s+([\d.]+) seconds", log)
-    decoded = re.search(r"decoded\s+(\d+) tokens in\s+([\d.]+) seconds", log)
-    accepted = re.search(r"n_accept\s+=\s+(\d+)", log)
-    drafted = re.search(r"n_drafted\s+=\s+(\d+)", log)
-    if not (encoded and decoded and accepted):
-        raise PeerError(f"{name} printed no figures: {log[-300:]}")
-    if int(encoded[1]) != n_prompt:
-        return Outcome(error=f"it read {encoded[1]} tokens of a prompt of {n_prompt}")
-    n_behind_first = int(decoded[1]) - (name == "llama-lookup")
-    n_accepted = int(accepted[1])
-    answer = _COLOURS.sub("", output).lstrip("\n")
-    start = prompt.decode("utf-8", "replace").lstrip("\n")
-    return Outcome(
-        n_tokens=n_behind_first + 1,
-        n_steps=max(0, n_behind_first - n_accepted),
-        prefill_s=float(encoded[2]),
-        decode_s=float(decoded[2]),
-        n_drafted=int(drafted[1]) if drafted else 0,
-        n_accepted=n_accepted,
-        text=answer[len(start) :].rstrip("\n") if answer.startswith(start) else None,
     )
 
 
