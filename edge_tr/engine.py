@@ -32,6 +32,7 @@ class Engine:
     draft : see ``DraftConfig``.
     fingerprint : whose matrix it is; see ``store.default_path``.
     plain_reason : why this target cannot verify drafts, or an empty text.
+    drafter : drafts in place of Token Recycling.
     progress : called with a line before something that takes seconds.
 
     Attributes
@@ -54,6 +55,7 @@ class Engine:
         fingerprint: str,
         *,
         plain_reason: str = "",
+        drafter: Drafter | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.target = target
@@ -61,6 +63,7 @@ class Engine:
         self.fingerprint = fingerprint
         self.notices: list[str] = []
         self.probe: WidthProbe | None = None
+        self._drafter = drafter
         self._progress = progress
         self.candidates = self._start_candidates()
         self.matrix = self.candidates.matrix
@@ -115,6 +118,8 @@ class Engine:
 
     def _make_drafter(self, n_threads: int) -> tuple[StepCosts | None, Drafter]:
         config, target = self.draft, self.target
+        if self._drafter is not None:
+            return None, self._drafter
         harvest = config.harvest and not config.exact
         if isinstance(config.speculative, TreeTemplate):
             return None, RecyclingDrafter(

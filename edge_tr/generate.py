@@ -119,6 +119,7 @@ class Decoder:
         stop_tokens: Collection[int] = frozenset(),
         one_by_one: bool = False,
         rows: RowSink | None = None,
+        stats: Stats | None = None,
     ) -> Iterator[list[int]]:
         """Read the prompt and yield the tokens of each step, at least one a step.
 
@@ -132,6 +133,7 @@ class Decoder:
         one_by_one : yield each token of ``sampler`` alone, and draw the next one only when it is
             asked for. ``buffer`` then holds every token before it, as with plain decoding.
         rows : is called with the logits of the prompt's tokens that are read.
+        stats : go on counting in these; None starts from nothing.
 
         Raises
         ------
@@ -143,7 +145,7 @@ class Decoder:
             raise ConfigError(f"max_tokens {max_tokens} is not allowed; it must be 0 or more")
         room = self.target.n_ctx - len(tokens)
         budget = room if max_tokens is None else min(max_tokens, room)
-        self.stats = self._running = Stats(n_prompt=len(tokens))
+        self.stats = self._running = stats or Stats(n_prompt=len(tokens))
         self._cancelled = False
         self.target.interrupt(False)
         return self._run(self.stats, tokens, budget, sampler, stop_tokens, one_by_one, rows)
@@ -229,7 +231,9 @@ class Decoder:
             self._walk(step, sampler, stop_tokens, once=False)
             self._close_step()
         emitted = step.emitted
-        stats.prefill_s = stats.total_s = perf_counter() - started
+        seconds = perf_counter() - started
+        stats.prefill_s += seconds
+        stats.total_s += seconds
         while True:
             stats.n_tokens += len(emitted)
             self._n_kept = self._n_tokens
@@ -283,15 +287,17 @@ class Decoder:
         if self._plain is not None:
             self._plain.forget()
         n_past = self._n_same(prompt)
-        whole = n_past == len(prompt) == self._lanes.n_past
-        if whole and self._prefilled is not None:  # its last row is still there
-            self._n_tokens = self._n_kept = stats.n_reused = n_past
+        whole = n_past == len(prompt) == self._lanes.n_past and self._prefilled is not None
+        if not whole:
+            n_past = self._lanes.rewind(min(n_past, len(prompt) - 1))
+        if stats.n_tokens == 0:
+            stats.n_reused = n_past
+        if whole:  # its last row is still there
+            self._n_tokens = self._n_kept = n_past
             return
         self._prefilled = None
         self._n_tokens = self._n_kept = 0
-        n_past = self._lanes.rewind(min(n_past, len(prompt) - 1))
         self._tokens[: len(prompt)] = prompt
-        stats.n_reused = n_past
         logits, n_front = self._read_chunks(prompt, n_past, rows)
         self._n_tokens = self._n_kept = len(prompt)
         self._prefilled = logits[-1:], n_front

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import llama_cpp
+import numpy as np
 from llama_cpp import _internals
 
 from ..gguf_info import classify
+from ..target import Batch, Float32
 from .library import leave_log, lib
 from .model import fingerprint, plain_reason
 from .target import NO_REWIND, ContextTarget, allow_lanes, cost_conditions
@@ -40,11 +42,15 @@ def small_context(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class OwnTarget(ContextTarget):
-    """The context of a ``Llama``; knows what its costs depend on."""
+    """The context of a ``Llama``; knows what its costs depend on.
+
+    A context for embeddings returns a row for each token, asked for or not.
+    """
 
     def __init__(self, llm: Any, reason: str) -> None:
         super().__init__(llm.ctx, n_vocab=llm.n_vocab(), plain_reason=reason)
         params = llm.context_params
+        self._every_row = bool(params.embeddings)
         values = {name: getattr(params, name) for name, _ in params._fields_}
         self._key = {
             **cost_conditions(Path(llm.model_path)),
@@ -52,6 +58,13 @@ class OwnTarget(ContextTarget):
             "lora": llm.lora_path,
             "context": {k: v for k, v in values.items() if isinstance(v, (bool, int, float))},
         }
+
+    def decode(self, batch: Batch) -> Float32:
+        if not self._every_row:
+            return super().decode(batch)
+        wanted = np.flatnonzero(batch.logits[: batch.n])
+        batch.logits[: batch.n] = 1
+        return super().decode(batch)[wanted]
 
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""

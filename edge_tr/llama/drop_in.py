@@ -35,6 +35,7 @@ from ..turns import Turns
 from . import context
 from .draws import Draws
 from .logprobs import Logprobs
+from .model_draft import ModelDrafter
 
 logger = logging.getLogger("edge_tr")
 
@@ -134,6 +135,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             draft,
             context.matrix_identity(self),
             plain_reason=reason,
+            drafter=self._users_drafter(target),
             progress=self._tell,
         )
         self._engine, self._decoder = engine, engine.decoder
@@ -143,6 +145,11 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
         for notice in engine.notices:
             self._notice(notice)
+
+    def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:
+        if self.draft_model is None:
+            return None
+        return ModelDrafter(self.draft_model, n_vocab=target.n_vocab, n_ctx=target.n_ctx)
 
     def _tell(self, line: str) -> None:
         if self.verbose:
@@ -277,11 +284,13 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         keep_rows = self._logits_all or stopping_criteria is not None
         draws = Draws(self, options, keep_rows=keep_rows, logprobs=logprobs)
         rows = draws.prompt_rows if self._logits_all else None
-        self._has_learned = decoder.drafter is not None
+        self._has_learned = decoder.drafter is not None and self.draft_model is None
+        stats: Stats | None = None
         while True:
             steps = decoder.generate(
-                text, max_tokens=budget, sampler=draws, one_by_one=True, rows=rows
+                text, max_tokens=budget, sampler=draws, one_by_one=True, rows=rows, stats=stats
             )
+            stats = decoder.stats
             self._steps = steps
             if self._turns.cancelled:
                 raise CancelledError("the generation was cancelled")
@@ -289,15 +298,15 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 if stopping_criteria is not None and stopping_criteria(self._input_ids, draws.row):
                     return
                 text.append(token)
-                budget = None if budget is None else budget - 1
                 if logprobs is not None:
                     logprobs.completion.append(token)
-                sent = yield token
-                text += sent or ()
-                if sent or self._steps is not steps:
-                    break  # read what was sent, or what another call took from the cache
+                yield token  # what is sent back is a draft to the stock class, and changes nothing
+                if self._steps is not steps:
+                    break  # another call took the cache; read the text again
             else:
-                raise ContextFullError(f"the context of {self._n_ctx} tokens is full")
+                if budget is None:
+                    raise ContextFullError(f"the context of {self._n_ctx} tokens is full")
+            budget = None  # it goes on to the end of a character that the limit cuts
 
     def _create_completion(self, **options: Any) -> Generator[Any, Any, None]:
         return self._turns.stream(self._complete(options))
