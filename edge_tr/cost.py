@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,12 @@ _RATE_STEPS = 64
 _CORRECTION = 0.1
 """Least share of a new observation in a correction; half is forgotten in 7 steps."""
 
+_DRIFT_STEPS = 64
+"""Plain steps over which their cost is compared with what was measured."""
+
+_DRIFT = 1.33
+"""Share of the measured cost of a plain step from which on the table is no longer believed."""
+
 _SURPRISE = 1.5
 """A step counts for at most this many times its expected seconds, or the part of it."""
 
@@ -32,8 +38,11 @@ class CostTable:
     ----------
     widths : numbers of tokens in a step, rising, the first is 1.
     contexts : numbers of past tokens, rising.
-    seconds : seconds[context][width]; medians of whole steps: lanes, decode, top-k, commit.
+    seconds : seconds[context][width]; medians of whole steps (lanes, decode, top-k, commit) that
+        are as wide as the step before them.
     row_s : seconds that one more row of logits costs while a prompt is read.
+    change_s : seconds that a step takes longer when it is not as wide as the one before:
+        llama.cpp then builds its graph anew.
 
     Raises
     ------
@@ -44,6 +53,7 @@ class CostTable:
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
     row_s: float = 0.0
+    change_s: float = 0.0
 
     def __post_init__(self) -> None:
         for name, values in (("widths", self.widths), ("contexts", self.contexts)):
@@ -99,6 +109,7 @@ class CostTable:
                 tuple(int(n) for n in data["contexts"]),
                 tuple(tuple(float(s) for s in row) for row in data["seconds"]),
                 float(data.get("row_s", 0.0)),
+                float(data.get("change_s", 0.0)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is not a cost table: {error}") from error
@@ -116,6 +127,8 @@ class StepCosts:
     ----------
     table : what was measured; None knows nothing beforehand and learns from the steps alone.
     max_width : widest step that will be asked for.
+    on_drift : called once, when plain steps have come to take a third more or a quarter less
+        than was measured; the table should be measured anew when there is time.
 
     Attributes
     ----------
@@ -123,7 +136,12 @@ class StepCosts:
         a second is worth.
     """
 
-    def __init__(self, table: CostTable | None = None, max_width: int = 1) -> None:
+    def __init__(
+        self,
+        table: CostTable | None = None,
+        max_width: int = 1,
+        on_drift: Callable[[], None] = lambda: None,
+    ) -> None:
         self.table = table
         self.max_width = max_width
         self.rate = 0.0
@@ -137,6 +155,9 @@ class StepCosts:
         self._seen: dict[int, float] = {}
         self._row = np.zeros(0)
         self._row_of = -1
+        self._last_width = 1
+        self._log_drift = 0.0
+        self._on_drift: Callable[[], None] | None = on_drift
 
     @property
     def corrections(self) -> Float64:
@@ -147,14 +168,30 @@ class StepCosts:
         """How many steps of this width were observed."""
         return int(self._n_seen[width])
 
-    def seconds(self, n_past: int) -> Float64:
-        """float64[max_width + 1]; what a step of each width costs behind ``n_past`` tokens.
+    def steady(self, n_past: int) -> Float64:
+        """float64[max_width + 1]; what a step of each width costs behind ``n_past`` tokens when
+        it is as wide as the step before it.
 
         Raises
         ------
         ConfigError : no table was given.
         """
         return self._table_row(n_past) * self._factor
+
+    def next_step(self, n_past: int) -> Float64:
+        """float64[max_width + 1]; what the next step costs, by its width, from 1 on.
+
+        Raises
+        ------
+        ConfigError : no table was given.
+        """
+        seconds = self.steady(n_past)
+        if self.table is not None:
+            steady = seconds[min(self._last_width, self.max_width)]
+            seconds += self.table.change_s
+            if self._last_width <= self.max_width:
+                seconds[self._last_width] = steady
+        return seconds
 
     def _table_row(self, n_past: int) -> Float64:
         if self.table is None:
@@ -173,12 +210,24 @@ class StepCosts:
         known = self._seen.get(n_tokens, seconds)
         self._seen[n_tokens] = known + 0.2 * (seconds - known)
         if self.table is not None and n_tokens <= self.max_width:
-            expected = self._table_row(n_past)[n_tokens] * self._factor[n_tokens]
+            if n_tokens == 1 == self._last_width:
+                self._follow_drift(seconds / self._table_row(n_past)[1])
+            expected = self.next_step(n_past)[n_tokens]
             # One step that took far longer says little: something else ran.
             surprise = math.log(min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE))
             weight = max(_CORRECTION, 0.4 / (1 + self._n_seen[n_tokens]))
             self._n_seen[n_tokens] += 1
             self._factor *= np.exp(weight * surprise * self._share[n_tokens])
+        self._last_width = n_tokens
+
+    def _follow_drift(self, ratio: float) -> None:
+        """Take note of a plain step that took ``ratio`` times as long as was measured."""
+        weight = 1 / min(self._n_seen[1] + 1, _DRIFT_STEPS)
+        self._log_drift += weight * (math.log(ratio) - self._log_drift)
+        drifted = self._n_seen[1] >= _DRIFT_STEPS and abs(self._log_drift) > math.log(_DRIFT)
+        if drifted and self._on_drift is not None:
+            self._on_drift()
+            self._on_drift = None
 
     def token_s(self) -> float:
         """Seconds that one more token in a batch costs, roughly: the slope between the
@@ -200,6 +249,7 @@ def median_table(
     contexts: Sequence[int],
     samples: dict[tuple[int, int], list[float]],
     row_s: float = 0.0,
+    change_s: float = 0.0,
 ) -> CostTable:
     """The table of the medians of ``samples[context, width]``; a width without samples in some
     context is left out."""
@@ -209,4 +259,5 @@ def median_table(
         tuple(contexts),
         tuple(tuple(float(np.median(samples[c, w])) for w in known) for c in contexts),
         row_s,
+        change_s,
     )

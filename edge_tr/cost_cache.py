@@ -15,7 +15,7 @@ from .paths import cache_dir
 from .target import TargetModel
 from .whole_file import write_whole
 
-_FORMAT = 3
+_FORMAT = 4
 
 _MAX_WIDTH = 81
 """Widest step of automatic mode: the root and 80 nodes."""
@@ -45,7 +45,7 @@ def costs_of(
     anew : measure even if there are costs on disk.
     keep : keep what was measured, in place of what was there.
     """
-    key = target.cost_key() | {"k": k, "topk_threads": n_threads}
+    key = cost_key(target, k, n_threads)
     table = None if anew else load_costs(key)
     if table is None:
         max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
@@ -60,6 +60,11 @@ def costs_of(
         if keep:
             save_costs(key, table)
     return table
+
+
+def cost_key(target: KnownTarget, k: int, n_threads: int) -> dict[str, Any]:
+    """All that the costs of this target depend on."""
+    return target.cost_key() | {"k": k, "topk_threads": n_threads}
 
 
 def cost_path(key: dict[str, Any]) -> Path:

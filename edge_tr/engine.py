@@ -10,7 +10,7 @@ from .adjacency import AdjacencyMatrix
 from .candidates import Candidates
 from .config import DraftConfig
 from .cost import StepCosts
-from .cost_cache import KnownTarget, costs_of
+from .cost_cache import KnownTarget, cost_key, costs_of, forget_costs
 from .draft import Drafter, RecyclingDrafter
 from .errors import ConfigError, MatrixFileError
 from .generate import Decoder
@@ -126,7 +126,8 @@ class Engine:
                 self.matrix, config.speculative, update=config.update, harvest=harvest
             )
         table = costs_of(target, k=config.k, n_threads=n_threads, progress=self._progress)
-        costs = StepCosts(table, table.widths[-1])
+        key = cost_key(target, config.k, n_threads)
+        costs = StepCosts(table, table.widths[-1], lambda: forget_costs(key))
         recycler = Recycler(
             self.candidates,
             n_ctx=target.n_ctx,
@@ -144,7 +145,7 @@ class Engine:
         stats, drafter = self.decoder.stats, self.decoder.drafter
         if not isinstance(drafter, Recycler) or stats.n_steps == 0:
             return ""
-        step_s = self.decoder.costs.seconds(stats.n_prompt + stats.n_tokens // 2)
+        step_s = self.decoder.costs.steady(stats.n_prompt + stats.n_tokens // 2)
         prices = ", ".join(f"{n} tokens {step_s[n] / step_s[1]:.2f}" for n in (2, 4, 8)
                            if n < len(step_s))  # fmt: skip
         n_drafting = stats.n_steps - stats.n_plain_steps

@@ -55,6 +55,7 @@ def measure_costs(
     short = min(64, target.n_ctx // 4)
     token_s = meter.read(short) / short
     row_s = meter.row_s(min(48, target.n_batch))
+    meter.change_s = meter.measure_change()
     room = target.n_ctx - 2 * max_width - 1
     long = min(2048, room, int(budget_s / 3 / token_s))
     contexts = [short, long] if long >= 4 * short else [short]
@@ -74,7 +75,7 @@ def measure_costs(
             progress("the machine was busy with something else; measuring again")
         samples |= taken
     meter.lanes.recover(0)
-    return median_table(widths, contexts, samples, row_s)
+    return median_table(widths, contexts, samples, row_s, meter.change_s)
 
 
 def _sample(
@@ -103,6 +104,8 @@ class _Meter:
         self.lanes.recover(0)
         self.batch = Batch(target.n_batch, target.n_lanes)
         self.draft = Draft(max_width)
+        self.change_s = 0.0
+        self._last_width = 0
 
     def read(self, n_past: int) -> float:
         """Extend the past to ``n_past`` tokens; the seconds it took."""
@@ -129,7 +132,8 @@ class _Meter:
         return max(0.0, float(np.median(seconds[1]) - np.median(seconds[0])) / (n - 1))
 
     def step(self, width: int) -> float:
-        """Decode one tree of ``width`` tokens and take it back; seconds."""
+        """Decode one tree of ``width`` tokens and take it back; seconds, without ``change_s``
+        where the step before was not as wide."""
         n_past, draft, batch = self.lanes.n_past, self.draft, self.batch
         draft.reset(int(self.tokens[n_past]), n_past=n_past)
         arity = 2 if self.target.n_lanes > width // 2 else 1
@@ -144,4 +148,14 @@ class _Meter:
         draft.fill(batch, self.tokens[n_past : n_past + 1])
         self.topk(self.target.decode(batch))
         self.lanes.rewind(n_past)
-        return perf_counter() - started
+        seconds = perf_counter() - started
+        if width != self._last_width:
+            seconds = max(seconds / 2, seconds - self.change_s)
+        self._last_width = width
+        return seconds
+
+    def measure_change(self) -> float:
+        """Seconds that a step takes longer when it is not as wide as the one before."""
+        widths = (1, 2, 1, self.draft.capacity // 8 + 2)
+        pairs = [(self.step(width), self.step(width)) for _ in range(5) for width in widths]
+        return max(0.0, float(np.median([changed - same for changed, same in pairs])))

@@ -27,8 +27,11 @@ _FIRST_PLAIN = 3
 _MOST_DRAFTING = 48
 """Drafting steps in a row, before one plain step to see what it costs."""
 
-_MARGIN = 0.15
+_MARGIN = 0.05
 """Tokens that a tree must promise beyond its cost."""
+
+_LESSON = 0.01
+"""Tokens that later steps gain from what one more node teaches the matrix."""
 
 _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
@@ -105,7 +108,7 @@ class Recycler:
             return 0
         if self._costs is None or self._costs.table is None:
             return MAX_HARVEST
-        plain_s = float(self._costs.seconds(0)[1])
+        plain_s = float(self._costs.steady(0)[1])
         if 0 < self._costs.rate * plain_s < 1.02:
             return 0
         row_s = max(self._costs.table.row_s, plain_s / 100)
@@ -147,12 +150,13 @@ class Recycler:
         if costs is None:
             self._grow(draft, max_nodes, max_depth, self._free, 0.0)
             return
-        step_s = costs.seconds(draft.n_past)[draft.n_front :]
+        step_s = costs.next_step(draft.n_past)[draft.n_front :]
         max_nodes = min(max_nodes, len(step_s) - 1)
         if max_nodes < 1 or self._wants_plain(costs):
             return
-        rate = max(costs.rate, 1 / step_s[0])
-        self._grow(draft, max_nodes, max_depth, step_s, rate / self.trust)
+        price = max(costs.rate, 1 / step_s[0]) / self.trust
+        lesson_s = _LESSON / price * np.arange(len(step_s))
+        self._grow(draft, max_nodes, max_depth, step_s - lesson_s, price)
         self._total_s += step_s[draft.n - 1]
         if draft.n == 1:
             self._n_drafting = 0

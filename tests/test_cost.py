@@ -87,7 +87,7 @@ def test_measured_widths_rise_to_the_widest(max_width: int) -> None:
 
 def test_costs_without_a_table_cannot_be_asked() -> None:
     with pytest.raises(ConfigError, match="not measured"):
-        StepCosts().seconds(0)
+        StepCosts().steady(0)
 
 
 def test_a_token_costs_the_slope_between_the_widest_and_the_narrowest_step() -> None:
@@ -125,7 +125,7 @@ def test_costs_follow_a_machine_that_slows_down() -> None:
     costs = StepCosts(TABLE, 8)
     for _ in range(100):
         costs.observe(1, 100, 20.0, 1)
-    np.testing.assert_allclose(costs.seconds(100), 2 * TABLE.at(100, 8), rtol=0.02)
+    np.testing.assert_allclose(costs.steady(100), 2 * TABLE.at(100, 8), rtol=0.02)
 
 
 def test_costs_follow_a_width_that_was_measured_wrongly() -> None:
@@ -133,7 +133,7 @@ def test_costs_follow_a_width_that_was_measured_wrongly() -> None:
     for _ in range(300):
         costs.observe(1, 100, 10.0, 1)
         costs.observe(4, 100, 24.0, 2)
-    seconds = costs.seconds(100)
+    seconds = costs.steady(100)
     assert seconds[1] == pytest.approx(10, rel=0.05)
     assert seconds[4] == pytest.approx(24, rel=0.05)
     assert seconds[2] == pytest.approx(12, rel=0.05)
@@ -142,4 +142,29 @@ def test_costs_follow_a_width_that_was_measured_wrongly() -> None:
 def test_one_odd_step_changes_little() -> None:
     costs = StepCosts(TABLE, 8)
     costs.observe(1, 100, 1e6, 1)
-    assert costs.seconds(100)[1] < 10 * 1.2
+    assert costs.steady(100)[1] < 10 * 1.2
+
+
+def test_a_machine_that_stays_slower_is_told_once() -> None:
+    told: list[int] = []
+    costs = StepCosts(TABLE, 8, lambda: told.append(1))
+    for _ in range(200):
+        costs.observe(1, 100, 14.0, 1)
+    assert told == [1]
+
+
+@pytest.mark.parametrize("seconds", [8.0, 10.0, 12.5])
+def test_a_machine_that_changed_little_is_not_told(seconds: float) -> None:
+    told: list[int] = []
+    costs = StepCosts(TABLE, 8, lambda: told.append(1))
+    for _ in range(200):
+        costs.observe(1, 100, seconds, 1)
+    assert told == []
+
+
+def test_a_step_of_another_width_costs_the_change_too() -> None:
+    costs = StepCosts(CostTable((1, 2), (0,), ((10.0, 12.0),), change_s=3.0), 2)
+    costs.observe(2, 0, 15.0, 1)
+    assert costs.next_step(0)[1:].tolist() == [13, 12]
+    costs.observe(1, 0, 13.0, 1)
+    assert costs.next_step(0)[1:].tolist() == [10, 15]
