@@ -17,7 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,7 @@ class Server:
         }
         try:
             status, text = self._request("POST", "/completion", body)
-        except OSError as error:
+        except (OSError, HTTPException) as error:
             raise self._failure(f"broke off ({error})") from None
         if status != 200:
             raise self._failure(f"answered {status}: {text[:200]!r}")
@@ -157,10 +157,11 @@ class Server:
             text=True,
             errors="replace",
         )
-        threading.Thread(target=self._read_log, args=(self._process,), daemon=True).start()
+        self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
+        self._reader.start()
         until = time.monotonic() + _START_S
         while time.monotonic() < until and self._process.poll() is None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, HTTPException):
                 if self._request("GET", "/health")[0] == 200:
                     return
             time.sleep(0.05)
@@ -168,7 +169,8 @@ class Server:
 
     def _read_log(self, process: subprocess.Popen[str]) -> None:
         assert process.stdout is not None
-        self._log.extend(process.stdout)
+        with process.stdout as lines:
+            self._log.extend(lines)
 
     def _request(self, verb: str, path: str, body: Any = None) -> tuple[int, bytes]:
         connection = HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
@@ -195,6 +197,7 @@ class Server:
                 self._process.kill()
                 self._process.wait()
             self._process = None
+            self._reader.join()
 
 
 def server_outcome(found: dict[str, Any]) -> Outcome:

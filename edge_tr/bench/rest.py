@@ -192,7 +192,7 @@ def _strings(value: Any) -> Iterator[str]:
             yield from _strings(inner)
 
 
-def standard_library(n_bytes: int = DEFAULT_BYTES) -> Iterator[str]:
+def standard_library(n_bytes: int) -> Iterator[str]:
     """Python's standard library, the text that every machine has that runs this."""
     for file in sorted(Path(sysconfig.get_path("stdlib")).glob("*.py")):
         if n_bytes <= 0:
@@ -204,7 +204,7 @@ def standard_library(n_bytes: int = DEFAULT_BYTES) -> Iterator[str]:
 
 def build_datastore(model: Model, file: Path | None = None) -> Datastore:
     """The datastore of a text file, or of Python's standard library where none is given."""
-    texts = standard_library() if file is None else read_texts(file)
+    texts = standard_library(DEFAULT_BYTES) if file is None else read_texts(file)
     tokens = [model.tokenize(text, add_special=False, parse_special=False) for text in texts]
     if not sum(map(len, tokens)):
         raise ConfigError(f"the datastore's text {file} is empty")
