@@ -234,8 +234,3 @@ def test_quoted_figures_are_marked_and_sourced(tmp_path: Path) -> None:
 def test_names_are_escaped(tmp_path: Path) -> None:
     (tmp_path / "main.json").write_text(json.dumps(result(RECORDS, title="<b>bold</b>")))
     assert "<b>bold</b>" not in report.write_report(tmp_path).read_text()
-
-
-def test_the_readme_table_has_a_line_for_each_method() -> None:
-    table = report.markdown_table(result(RECORDS))
-    assert "| auto | 1.33 | 0.80 | 1.18 | 1.43 |" in table

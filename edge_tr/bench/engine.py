@@ -27,6 +27,9 @@ from edge_tr.target import Int32
 from edge_tr.topk import default_threads
 from edge_tr.tree import TreeTemplate
 
+_WARM_UP = "Hello, hello, hello"
+"""What is answered first and not counted."""
+
 _PARTS = ("decode_s", "topk_s", "draft_s", "recycle_s", "lanes_s", "sample_s")
 
 
@@ -85,6 +88,7 @@ class PlainMethod:
     def __init__(self, session: Session) -> None:
         self._arm = BareArm(session.model, session.target.config)
         self._stop_tokens = session.stop_tokens
+        self.answer(session.prompt_tokens(_WARM_UP), 4)
 
     def answer(self, prompt: Int32, n_tokens: int) -> Outcome:
         self._arm.forget()
@@ -109,6 +113,7 @@ class StockLookup:
         self._n_evals = 0
         self._eval = self._llama.eval
         self._llama.eval = self._count
+        self.answer(session.prompt_tokens(_WARM_UP), 4)
 
     def _count(self, tokens: Any) -> None:
         self._n_evals += 1
@@ -193,7 +198,7 @@ def measure_costs_anew(
 
 def warm_up(session: Session) -> None:
     """Compile every kernel and touch the memory of the model, into a matrix that is thrown away."""
-    prompt = session.prompt_tokens("Hello, hello, hello")
+    prompt = session.prompt_tokens(_WARM_UP)
     plain = Decoder(session.target)
     EngineMethod(session, lambda: plain).answer(prompt, 4)
     if not session.target.plain_reason:

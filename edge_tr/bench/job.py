@@ -26,8 +26,8 @@ TITLES = {
         "Every method on every kind of task",
         "Greedy answers to the same prompts, each read whole, up to the end of the text or the "
         "limit; speed is tokens after the first over their seconds, ratios are to plain decoding "
-        "of the same prompts. Methods take turns at each prompt. Bounds: one-sided 95 % of the "
-        "median ratio, by order statistics.",
+        "of the same prompts. Methods take turns at each prompt, after a short answer that is not "
+        "counted. Bounds: one-sided 95 % of the median ratio, by order statistics.",
     ),
     **{name: (e.title, e.about) for name, e in EXPERIMENTS.items()},
     "context": ("Length of the context", "prompts of source code, each length in its own context"),

@@ -62,6 +62,8 @@ class Program:
                 *common_options(session.model.path, config, session.model.n_gpu_layers),
                 *("-bf", str(file), "--no-escape", "-n", str(max(1, n_predict)), *_GREEDY),
                 *("--log-colors", "off"),
+                # They give the whole prompt to one batch; the graphs still hold n_ubatch tokens.
+                *("-b", str(config.n_ctx)),
             ]
             if self.name == "llama-lookup":
                 command += ["-lcd", str(Path(directory) / "cache")]

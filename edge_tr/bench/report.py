@@ -73,7 +73,8 @@ def text_table(result: dict[str, Any]) -> list[str]:
             for row in result["rows"]
         ]
     width = max([len(label(row)) for row in result["rows"]] + [20]) + 2
-    lines = [f"{'':<{width}}{'tokens/s':>10}{'MAT':>7}{'times plain':>13}{'bounds':>16}{'n':>5}"]
+    heads = f"{'tokens/s':>10}{'MAT':>7}{'times plain':>13}{'mean':>8}{'bounds':>16}{'n':>5}"
+    lines = [f"{'':<{width}}{heads}"]
     for row in result["rows"]:
         whole = row.get("all")
         if whole is None:
@@ -81,10 +82,10 @@ def text_table(result: dict[str, Any]) -> list[str]:
             continue
         low, high = whole.get("ratio_lower"), whole.get("ratio_upper")
         bounds = f"{low:.2f} to {high:.2f}" if low is not None and high is not None else ""
-        ratio = whole.get("ratio")
         lines.append(
             f"{label(row):<{width}}{whole['tps']:>10.2f}{whole['mat']:>7.2f}"
-            f"{'' if ratio is None else format(ratio, '.3f'):>13}{bounds:>16}{whole['n']:>5}"
+            f"{_three(whole.get('ratio')):>13}{_three(whole.get('ratio_mean')):>8}"
+            f"{bounds:>16}{whole['n']:>5}"
         )
     lines += [f"{key}: not measured: {why}" for key, why in result["unavailable"].items()]
     lines += verdict(result)
@@ -180,6 +181,10 @@ def _rows(result: dict[str, Any]) -> list[str]:
     return [*lines, "</table>"]
 
 
+def _three(ratio: float | None) -> str:
+    return "" if ratio is None else f"{ratio:.3f}"
+
+
 def _two(ratio: float | None) -> str:
     return "" if ratio is None else f"{ratio:.2f}"
 
@@ -235,19 +240,3 @@ def _conditions(result: dict[str, Any]) -> str:
 
 def _mib(n_bytes: int) -> str:
     return f"{n_bytes / 2**20:.2f}"
-
-
-def markdown_table(result: dict[str, Any]) -> str:
-    """The ratios by category as a Markdown table, for a README."""
-    categories = list(dict.fromkeys(c for r in result["rows"] for c in r.get("by_category", {})))
-    lines = [
-        f"| {result['model']['name']} | {' | '.join(categories)} | all | MAT |",
-        f"|---|{'---|' * (len(categories) + 2)}",
-    ]
-    for row in result["rows"]:
-        if "all" not in row or row["method"] in (PLAIN, AGAIN):
-            continue
-        cells = [_two(row["by_category"].get(c, {}).get("ratio")) for c in categories]
-        cells += [_two(row["all"].get("ratio")), f"{row['all']['mat']:.2f}"]
-        lines.append(f"| {label(row)} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
