@@ -13,6 +13,7 @@ from .draft import Draft
 from .errors import ConfigError
 from .kernels import candidates as kernels
 from .target import Float32, Int32
+from .tree import MAX_K
 
 _PAIR_K = 4
 _MAX_TRIALS = 500.0
@@ -96,6 +97,8 @@ class Candidates:
         uint8[n_pairs, 4]. 36 bytes a row, 4.5 MiB at 2**17 rows.
     calibration : float64[2, N_CELLS]; how often the candidates of each cell were seen on the
         accepted path as the model's choice, and how often they were seen at all.
+    rank_counts : float64[2, N_SOURCES, 16]; the same for each rank of the two-token rows, the
+        one-token rows and the matches, drafted or not.
 
     Raises
     ------
@@ -117,6 +120,7 @@ class Candidates:
         self.pair_rows: Int32 = np.full((n_pairs, _PAIR_K), -1, dtype=np.int32)
         self.pair_codes = np.zeros((n_pairs, _PAIR_K), dtype=np.uint8)
         self.calibration = prior()
+        self.rank_counts = np.zeros((2, kernels.N_SOURCES, MAX_K))
         self._stamp = 0
         self._tokens: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
         self._cells: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
@@ -129,8 +133,8 @@ class Candidates:
     @property
     def n_bytes(self) -> int:
         """Memory beside the one-token matrix."""
-        arrays = (self.codes, self.pair_keys, self.pair_stamps, self.pair_rows, self.pair_codes)
-        return sum(array.nbytes for array in arrays) + self.calibration.nbytes
+        rows = (self.codes, self.pair_keys, self.pair_stamps, self.pair_rows, self.pair_codes)
+        return sum(array.nbytes for array in (*rows, self.calibration, self.rank_counts))
 
     def recycle(
         self, before: Int32, token: Int32, slot: Int32, n: int, ids: Int32, values: Float32
@@ -164,6 +168,7 @@ class Candidates:
                 *self.rows,
                 self.pair_stamps,
                 self.calibration,
+                self.rank_counts,
                 _MAX_TRIALS,
                 self._stamp,
                 self.by_rank,
@@ -201,15 +206,18 @@ class Candidates:
             "pair_rows": self.pair_rows[seen],
             "pair_codes": self.pair_codes[seen],
             "calibration": self.calibration,
+            "rank_counts": self.rank_counts,
         }
 
     def load_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Take over what ``to_arrays`` gave, oldest two-token rows first.
+        """Take over what ``to_arrays`` gave, oldest two-token rows first; files of earlier
+        versions have no ``rank_counts``.
 
         Raises
         ------
         ConfigError : arrays of another shape, or with values that are not allowed.
         """
+        arrays = {"rank_counts": np.zeros_like(self.rank_counts), **arrays}
         known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
         n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
         for name, shape, dtype in (
@@ -218,12 +226,20 @@ class Candidates:
             ("pair_rows", (n, _PAIR_K), np.int32),
             ("pair_codes", (n, _PAIR_K), np.uint8),
             ("calibration", self.calibration.shape, np.float64),
+            ("rank_counts", self.rank_counts.shape, np.float64),
         ):
             array = arrays.get(name)
             if array is None or array.shape != shape or array.dtype != dtype:
                 raise ConfigError(f"the saved array {name} is not {np.dtype(dtype)}{list(shape)}")
         hits, trials = calibration = arrays["calibration"]
-        if not (np.isfinite(calibration).all() and (trials > 0).all() and (hits >= 0).all()):
+        rank_counts = arrays["rank_counts"]
+        if not (
+            np.isfinite(calibration).all()
+            and np.isfinite(rank_counts).all()
+            and (trials > 0).all()
+            and (hits >= 0).all()
+            and (rank_counts >= 0).all()
+        ):
             raise ConfigError("the saved calibration holds counts that are not allowed")
         for name in ("codes", "pair_codes"):
             if (arrays[name] >= kernels.N_CODES).any():
@@ -234,6 +250,7 @@ class Candidates:
         check_candidates(pair.astype(np.int64), n_vocab)
         self.codes[known] = arrays["codes"]
         self.calibration[:] = calibration
+        self.rank_counts[:] = rank_counts
         if len(self.pair_keys):
             kernels.insert_pairs(
                 self.pair_keys,

@@ -127,9 +127,7 @@ def load_with_extra(
             )
     matrix = AdjacencyMatrix(n_vocab, k)
     matrix.rows[arrays["row_ids"]] = arrays["rows"]
-    return matrix, {
-        name[len(_EXTRA) :]: array for name, array in arrays.items() if name.startswith(_EXTRA)
-    }
+    return matrix, _extra(arrays)
 
 
 def read_header(path: Path) -> dict[str, Any]:
@@ -146,6 +144,20 @@ def read_header(path: Path) -> dict[str, Any]:
     MatrixMismatchError : of another format version.
     """
     return _read(path)[0]
+
+
+def read_extra(path: Path) -> dict[str, Array]:
+    """The arrays that were saved beside a matrix, whatever its tokenizer.
+
+    Raises
+    ------
+    MatrixFileError, MatrixDamagedError, MatrixMismatchError : as ``read_header``.
+    """
+    return _extra(_read(path)[1])
+
+
+def _extra(arrays: Mapping[str, Array]) -> dict[str, Array]:
+    return {name[len(_EXTRA) :]: array for name, array in arrays.items() if name.startswith(_EXTRA)}
 
 
 def _remedy(path: Path) -> str:

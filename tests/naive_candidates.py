@@ -179,9 +179,18 @@ def calibrate(
     text: Sequence[int],
     root_matches: Sequence[Match],
     emitted: Sequence[int],
+    rank_counts: list[list[list[float]]],
 ) -> list[bool]:
-    """Count the candidates of each place on the emitted path; old counts fade. Whether the
-    longest match was right, of each place that had one."""
+    """Count the candidates of each place on the emitted path, by cell and by source and rank;
+    old counts fade. Whether the longest match was right, of each place that had one."""
+
+    def count(hits: list[float], trials: list[float], place: int, hit: bool) -> None:
+        trials[place] += 1
+        hits[place] += hit
+        if trials[place] > limit:
+            trials[place] /= 2
+            hits[place] /= 2
+
     right = []
     line = list(text)
     whole = [*text, *emitted]
@@ -191,11 +200,12 @@ def calibrate(
         proposed = [(whole[i], length) for i, length in matches]
         before = line[-2] if len(line) > 1 else -1
         for candidate, cell in sources.gather(before, line[-1], proposed).items():
-            trials[cell] += 1
-            hits[cell] += candidate == token
-            if trials[cell] > limit:
-                trials[cell] /= 2
-                hits[cell] /= 2
+            count(hits, trials, cell, candidate == token)
+        pair = sources.pair.get((before, line[-1]), [])
+        single = sources.single.get(line[-1], [])
+        for source, row in enumerate((pair, single, proposed)):
+            for rank, (candidate, _) in enumerate(row):
+                count(rank_counts[0][source], rank_counts[1][source], rank, candidate == token)
         if proposed:
             right.append(proposed[0][0] == token)
         line.append(token)

@@ -63,6 +63,7 @@ def test_what_was_learned_survives_a_file(n_pairs: int) -> None:
     after.load_arrays(stored(before))
     np.testing.assert_array_equal(before.codes, after.codes)
     np.testing.assert_array_equal(before.calibration, after.calibration)
+    np.testing.assert_array_equal(before.rank_counts, after.rank_counts)
     for name in ("pair_keys", "pair_rows", "pair_codes"):
         np.testing.assert_array_equal(before.to_arrays()[name], after.to_arrays()[name])
 
@@ -94,6 +95,14 @@ def test_a_missing_array_is_refused(name: str) -> None:
         Candidates(candidates.matrix).load_arrays(arrays)
 
 
+def test_a_file_of_an_earlier_version_is_taken() -> None:
+    arrays = stored(used())
+    del arrays["rank_counts"]
+    after = Candidates(used().matrix)
+    after.load_arrays(arrays)
+    assert not after.rank_counts.any()
+
+
 @pytest.mark.parametrize(
     ("name", "value", "told"),
     [
@@ -106,6 +115,7 @@ def test_a_missing_array_is_refused(name: str) -> None:
         ("pair_keys", -1, "candidate"),
         ("calibration", 0.0, "counts that are not allowed"),
         ("calibration", np.nan, "counts that are not allowed"),
+        ("rank_counts", -1.0, "counts that are not allowed"),
     ],
 )
 def test_a_damaged_array_is_refused(name: str, value: float, told: str) -> None:

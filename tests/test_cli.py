@@ -24,6 +24,8 @@ from edge_tr.llama.target import ContextConfig
 TinyModel = Callable[[str], Path]
 COMMANDS = (
     ["run"],
+    ["chat"],
+    ["serve"],
     ["demo"],
     ["doctor"],
     ["model"],
@@ -384,9 +386,11 @@ def test_matrix_commands(
     run("Hello")
     assert file.exists()
     assert "tokens have candidates" in cli("matrix", "show", *model).out
+    assert "one-token row  right: " in cli("matrix", "show", *model).out
     told = json.loads(cli("matrix", "show", "--file", file, "--json").out)
     assert told["path"] == str(file)
     assert 0 < told["n_seen"] < told["n_vocab"]
+    assert all(0 <= share <= 1 for share in told["acceptance"]["one-token row"])
     assert cli("matrix", "reset", *model).code == 0
     assert not file.exists()
     assert cli("matrix", "reset", "--file", file).code == 0

@@ -423,20 +423,25 @@ def test_calibrate(seed: int, pairs: bool, level: int) -> None:
     rate, expected_rate = np.full(1, 0.5), 0.5
     calibration = np.array(learned.calibration)
     expected = [list(row) for row in learned.calibration]
+    ranks = np.zeros((2, kernels.N_SOURCES, 16))
+    expected_ranks = ranks.tolist()
     scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
     text = random_text(seed, 80)
     for n in range(1, 70, 5):
         matches = naive.find_matches(text[:n].tolist())
         emitted = text[n : n + 5]
         kernels.calibrate(
-            *learned.arrays, calibration, 15.0, text, n, match_array(matches), len(matches),
+            *learned.arrays, calibration, ranks, 15.0, text, n, match_array(matches), len(matches),
             level, rate, emitted, len(emitted), scratch[0], scratch[1],
         )  # fmt: skip
         for right in naive.calibrate(
-            learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist()
-        ):
+            learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist(),
+            expected_ranks,
+        ):  # fmt: skip
             expected_rate += 0.2 * (right - expected_rate)
     np.testing.assert_allclose(calibration, expected)
+    np.testing.assert_allclose(ranks, expected_ranks)
+    assert (ranks[1, 1:].sum(axis=-1) > 0).all()
     assert rate[0] == pytest.approx(expected_rate)
     assert (calibration != np.array(learned.calibration)).any()
 
@@ -482,6 +487,7 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
         values = -np.arange(5 * k, dtype=np.float32).reshape(5, k)
         stamps = np.zeros(len(learned.pair_keys), dtype=np.int64)
         calibration, rate = np.array(learned.calibration), np.full(1, 0.5)
+        ranks = np.zeros((2, kernels.N_SOURCES, 16))
         heads, links = np.full(64, -1, dtype=np.int32), np.full(90, -1, dtype=np.int32)
         line, found = text.copy(), match_array([])
         scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
@@ -489,15 +495,15 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
         n = kernels.find_matches(line, 60, heads, links, found[0], found[1])
         if in_one:
             n = kernels.learn_step(
-                *learned.arrays, stamps, calibration, 50.0, 1, False, line, 60, heads, links,
+                *learned.arrays, stamps, calibration, ranks, 50.0, 1, False, line, 60, heads, links,
                 found, n, 1, rate, counting, token, parent, slot, 5, ids, values, emitted,
                 scratch[0], scratch[1],
             )  # fmt: skip
         else:
             if counting:
                 kernels.calibrate(
-                    *learned.arrays, calibration, 50.0, line, 60, found, n, 1, rate, emitted, 3,
-                    scratch[0], scratch[1],
+                    *learned.arrays, calibration, ranks, 50.0, line, 60, found, n, 1, rate,
+                    emitted, 3, scratch[0], scratch[1],
                 )  # fmt: skip
             kernels.recycle_rows(
                 learned.rows, learned.codes, learned.pair_keys, stamps, learned.pair_rows,
@@ -506,6 +512,8 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
             line[60:63] = emitted
             kernels.index_text(line, 59, 62, heads, links)
             n = kernels.find_matches(line, 63, heads, links, found[0], found[1])
-        results.append([*learned.arrays, stamps, calibration, rate, line, found[:, :n], links])
+        results.append(
+            [*learned.arrays, stamps, calibration, ranks, rate, line, found[:, :n], links]
+        )
     for one, parts in zip(*results, strict=True):
         np.testing.assert_array_equal(one, parts)

@@ -71,8 +71,9 @@ def show(args: argparse.Namespace) -> int:
     if not file.exists():
         raise MatrixFileError(f"no matrix is saved at {file}; `edge-tr run` makes one")
     header = store.read_header(file)
+    acceptance = _acceptance(store.read_extra(file).get("rank_counts"))
     if args.json:
-        write(json.dumps({"path": str(file), **header}) + "\n")
+        write(json.dumps({"path": str(file), **header, "acceptance": acceptance}) + "\n")
         return 0
     share = header["n_seen"] / header["n_vocab"]
     write(
@@ -82,7 +83,22 @@ def show(args: argparse.Namespace) -> int:
         f"rows       {header['n_seen']} of {header['n_vocab']} tokens have candidates "
         f"({share:.1%}), up to {header['k']} each\n"
     )
+    for source, shares in acceptance.items():
+        write(f"{source:<14} right: " + " ".join(f"{share:.0%}" for share in shares) + "\n")
     return 0
+
+
+_SOURCES = ("two-token row", "one-token row", "matches")
+
+
+def _acceptance(rank_counts: Any) -> dict[str, list[float]]:
+    """Of each source, how often its candidate of each rank was the model's choice of late."""
+    if rank_counts is None or rank_counts.ndim != 3 or len(rank_counts) != 2:
+        return {}
+    return {
+        name: [round(float(h / t), 4) for h, t in zip(hits, trials, strict=True) if t > 0]
+        for name, hits, trials in zip(_SOURCES, *rank_counts, strict=False)
+    }
 
 
 def reset(args: argparse.Namespace) -> int:

@@ -30,6 +30,7 @@ N_CLASSES = 18
 N_CELLS = N_CLASSES * N_CODES * N_CODES
 MAX_CANDIDATES = 32
 MAX_MATCHES = 8
+N_SOURCES = 3
 _WAYS = 4
 
 
@@ -182,6 +183,20 @@ def _estimate(cells: Array, n: int, calibration: Array, p: Array) -> None:
     if total > 1.0:
         for i in range(n):
             p[i] /= total
+
+
+@njit(cache=CACHE, nogil=True)
+def _count_ranks(counts: Array, limit: float, source: int, row: Array, chosen: int) -> None:
+    """Count, rank by rank, whether a source's candidate was the choice; old counts fade."""
+    for rank in range(row.shape[0]):
+        if row[rank] < 0:
+            break
+        counts[1, source, rank] += 1.0
+        if row[rank] == chosen:
+            counts[0, source, rank] += 1.0
+        if counts[1, source, rank] > limit:
+            counts[0, source, rank] *= 0.5
+            counts[1, source, rank] *= 0.5
 
 
 @njit(cache=CACHE, nogil=True)
@@ -523,6 +538,7 @@ def calibrate(
     pair_rows: Array,
     pair_codes: Array,
     calibration: Array,
+    rank_counts: Array,
     limit: float,
     text: Array,
     n_text: int,
@@ -543,6 +559,8 @@ def calibrate(
     Parameters
     ----------
     rows to match_level : as in ``grow_tree``; ``calibration`` is written.
+    rank_counts : float64[2, N_SOURCES, MAX_MATCHES or more], written: hits and trials of each
+        rank of the two-token row, the one-token row and the matches, the longest match first.
     match_rate : float64[1], written: share of the longest matches that were right, of late.
     emitted : int32[>= n_emitted], the tokens the step emitted after the root.
     tokens, cells : int32[MAX_CANDIDATES], scratch.
@@ -573,6 +591,12 @@ def calibrate(
             cells,
         )
         chosen = emitted[e]
+        if pair_keys.shape[0] > 0 and a >= 0:
+            place = _find_pair(pair_keys, a, b)
+            if place >= 0:
+                _count_ranks(rank_counts, limit, 0, pair_rows[place], chosen)
+        _count_ranks(rank_counts, limit, 1, rows[b], chosen)
+        _count_ranks(rank_counts, limit, 2, match_token[:n_matches], chosen)
         for i in range(n):
             cell = cells[i]
             calibration[1, cell] += 1.0
@@ -626,6 +650,7 @@ def learn_step(
     pair_codes: Array,
     pair_stamps: Array,
     calibration: Array,
+    rank_counts: Array,
     limit: float,
     stamp: int,
     by_rank: bool,
@@ -670,6 +695,7 @@ def learn_step(
             pair_rows,
             pair_codes,
             calibration,
+            rank_counts,
             limit,
             text,
             n_text,
