@@ -184,6 +184,12 @@ class Decoder:
                 self._lanes.extend(len(chunk))
         self._lanes.release()
 
+    def finish(self) -> None:
+        """Learn from the step that a caller left after some of its tokens (``one_by_one``)."""
+        with self._recovering():
+            self._close_step()
+            self._learn_plain_run()
+
     def adopt(self, n_tokens: int) -> None:
         """Take the cells that something else wrote on lane 0 for ``buffer``'s first
         ``n_tokens`` tokens; a generation that is running ends."""
@@ -424,7 +430,7 @@ class Decoder:
     ) -> bool:
         """Choose the next tokens, only one if ``once``; whether more can follow in this step."""
         started = perf_counter()
-        n_known = len(step.emitted)
+        n_known, n_accepted = len(step.emitted), len(step.accepted)
         if sampler is None:
             step.follow_best(stop_tokens)
             more = False
@@ -436,6 +442,7 @@ class Decoder:
         seconds = perf_counter() - started
         step.seconds += seconds
         step.stats.sample_s += seconds
+        step.stats.n_accepted += len(step.accepted) - n_accepted
         return more
 
     def _close_step(self) -> None:
@@ -457,7 +464,6 @@ class Decoder:
         stats.recycle_s += t2 - t1
         if step.n_past < 0:
             return
-        stats.n_accepted += len(accepted)
         if draft.n > 1:
             stats.count_depths(int(draft.depth[: draft.n].max()), len(accepted))
         seconds = step.seconds + t2 - t0

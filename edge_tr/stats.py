@@ -11,7 +11,8 @@ class Stats:
     """What one generation did.
 
     ``n_tokens`` counts every generated token, the one that prefill yields too; a decode step
-    is one call of the target after prefill. ``n_accepted`` leaves the bonus token out.
+    is one call of the target after prefill. ``n_accepted`` leaves the bonus token out. Both grow
+    while tokens come: the last one is of step number ``n_steps``, 0 being prefill.
     ``accepted_by_depth[d]`` counts the steps whose accepted path reached depth d + 1, and
     ``drafted_by_depth[d]`` those that had a node there. Durations are seconds of wall time.
     """
@@ -50,6 +51,13 @@ class Stats:
         return self.n_accepted / self.n_drafted if self.n_drafted else 0.0
 
     @property
+    def acceptance_by_depth(self) -> list[float]:
+        """Of the steps that had a node at a depth, the share whose accepted path reached it; for
+        depths 1, 2 and so on."""
+        accepted = self.accepted_by_depth + [0] * len(self.drafted_by_depth)
+        return [a / d for a, d in zip(accepted, self.drafted_by_depth, strict=False)]
+
+    @property
     def decode_tps(self) -> float:
         """Generated tokens per second after prefill; 0 before the first step."""
         seconds = self.total_s - self.prefill_s
@@ -74,6 +82,12 @@ class Stats:
         """Every field and rate, for JSON."""
         rates = {
             name: getattr(self, name)
-            for name in ("mat", "acceptance_rate", "decode_tps", "prefill_tps")
+            for name in (
+                "mat",
+                "acceptance_rate",
+                "acceptance_by_depth",
+                "decode_tps",
+                "prefill_tps",
+            )
         }
         return asdict(self) | rates

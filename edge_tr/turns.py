@@ -49,6 +49,11 @@ class Turns:
         return os.getpid() != self._pid
 
     @property
+    def is_usable(self) -> bool:
+        """Whether the object is open, in the process that opened it."""
+        return not self._closed and not self.is_forked
+
+    @property
     def cancelled(self) -> bool:
         """Whether the turn that is running was cancelled."""
         return self._running is not None and self._running.cancelled

@@ -313,3 +313,24 @@ def test_manual_eval_and_sample(pair: Pair) -> None:
         texts.append(text)
         assert llm.scores[llm.n_tokens - 1].argmax() == llm._scores[-1, :].argmax()
     assert texts[0] == texts[1]
+
+
+def test_counts_tell_the_step_of_each_token(pair: Pair) -> None:
+    own = pair[1]
+    tokens = own.generate(own.tokenize(PROMPT.encode()), temp=0.0)
+    seen = []
+    for _ in zip(range(40), tokens, strict=False):
+        stats = own.stats
+        assert stats.n_tokens == 1 + stats.n_steps + stats.n_accepted
+        seen.append(stats.n_steps)
+    assert seen[0] == 0
+    assert sorted(seen) == seen
+    assert len(set(seen)) == 1 + own.stats.n_steps
+
+
+def test_a_step_that_was_left_is_learned_from(pair: Pair) -> None:
+    own = pair[1]
+    tokens = own.generate(own.tokenize(PROMPT.encode()), temp=0.0)
+    assert [next(tokens) for _ in range(2)]
+    tokens.close()
+    assert own.stats.drafted_by_depth[0] == own.stats.n_steps == 1

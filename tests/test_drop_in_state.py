@@ -110,7 +110,7 @@ def test_exact_drafts_where_widths_are_bit_equal(open_tiny: Open) -> None:
 @pytest.mark.parametrize("arch", ["mamba", "jamba"])
 def test_a_recurrent_model_decodes_plainly_and_says_so(open_tiny: Open, arch: str) -> None:
     llm = open_tiny(arch, flash_attn=False, type_k=None, type_v=None)
-    stock = open_stock(llm.model_path, flash_attn=False, type_k=None, type_v=None)  # type: ignore[arg-type]
+    stock = open_stock(llm.model_path, flash_attn=False, type_k=None, type_v=None)
     for _ in range(2):
         assert text_of(llm) == text_of(stock)
     assert llm.stats.n_drafted == 0

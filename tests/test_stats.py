@@ -26,6 +26,7 @@ def test_depths_are_counted_up_to_what_was_reached() -> None:
     stats.count_depths(0, 0)
     assert stats.drafted_by_depth == [2, 2, 1]
     assert stats.accepted_by_depth == [2, 1]
+    assert stats.acceptance_by_depth == [1.0, 0.5, 0.0]
 
 
 def test_everything_goes_to_json() -> None:

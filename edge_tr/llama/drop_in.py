@@ -201,6 +201,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().reset()
             return
         with self._turns.run():
+            self._steps = None
             self.n_tokens = 0
             self._requires_eval = True
             self._decoder.hold(0)
@@ -212,6 +213,7 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             super().eval(tokens)
             return
         with self._turns.run():
+            self._steps = None
             self._sync(self._decoder)
             if len(tokens) > 0:
                 text = np.concatenate((self._input_ids, np.asarray(tokens, dtype=np.int32)))
@@ -255,9 +257,14 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     # Generating
 
-    @functools.wraps(llama_cpp.Llama.generate)
-    def generate(self, *args: Any, **kwargs: Any) -> Generator[int, Any, None]:
-        bound = _GENERATE.bind(self, *args, **kwargs)
+    def generate(
+        self, tokens: Sequence[int], *args: Any, **kwargs: Any
+    ) -> Generator[int, Any, None]:
+        """Tokens that follow a prompt, one by one, past the end of the text too.
+
+        Takes the arguments of ``llama_cpp.Llama.generate``. ``stats`` count as they come.
+        """
+        bound = _GENERATE.bind(self, tokens, *args, **kwargs)
         bound.apply_defaults()
         options = bound.arguments
         del options["self"]
@@ -287,25 +294,28 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         self._has_learned = decoder.drafter is not None and self.draft_model is None
         stats: Stats | None = None
         while True:
-            steps = decoder.generate(
+            steps = self._steps = decoder.generate(
                 text, max_tokens=budget, sampler=draws, one_by_one=True, rows=rows, stats=stats
             )
             stats = decoder.stats
-            self._steps = steps
             if self._turns.cancelled:
                 raise CancelledError("the generation was cancelled")
-            for (token,) in steps:
-                if stopping_criteria is not None and stopping_criteria(self._input_ids, draws.row):
-                    return
-                text.append(token)
-                if logprobs is not None:
-                    logprobs.completion.append(token)
-                yield token  # what is sent back is a draft to the stock class, and changes nothing
-                if self._steps is not steps:
-                    break  # another call took the cache; read the text again
-            else:
-                if budget is None:
-                    raise ContextFullError(f"the context of {self._n_ctx} tokens is full")
+            try:
+                for (token,) in steps:
+                    if stopping_criteria and stopping_criteria(self._input_ids, draws.row):
+                        return
+                    text.append(token)
+                    if logprobs is not None:
+                        logprobs.completion.append(token)
+                    yield token  # what is sent back is a draft to the stock class: no change
+                    if self._steps is not steps:
+                        break  # another call took the cache; read the text again
+                else:
+                    if budget is None:
+                        raise ContextFullError(f"the context of {self._n_ctx} tokens is full")
+            finally:
+                if self._steps is steps and self._turns.is_usable:
+                    decoder.finish()
             budget = None  # it goes on to the end of a character that the limit cuts
 
     def _create_completion(self, **options: Any) -> Generator[Any, Any, None]:
