@@ -330,6 +330,7 @@ def test_counts_tell_the_step_of_each_token(pair: Pair) -> None:
 
 def test_a_step_that_was_left_is_learned_from(pair: Pair) -> None:
     own = pair[1]
+    own.create_completion(PROMPT, max_tokens=20, temperature=0.0)  # warms the matrix
     tokens = own.generate(own.tokenize(PROMPT.encode()), temp=0.0)
     assert [next(tokens) for _ in range(2)]
     tokens.close()
