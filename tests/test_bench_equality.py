@@ -76,3 +76,11 @@ def test_texts_of_different_lengths_are_refused() -> None:
 def test_nothing_to_compare_is_refused() -> None:
     with pytest.raises(ConfigError, match="no texts"):
         compare_texts(RoundingTarget(0.0), [], widths=[2])
+
+
+def test_more_texts_serve_the_control_where_the_plain_ones_are_short() -> None:
+    text = np.array(HashModel(seed=1).generate([4], 256, max_tokens=30), dtype=np.int32)
+    report = compare_texts(
+        RoundingTarget(0.0), [pair(8)], widths=[2], n_positions=30, more_texts=[text]
+    )
+    assert report.n_positions == 38

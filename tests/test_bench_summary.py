@@ -204,9 +204,10 @@ def test_the_verdict_names_winners_and_losses_of_ours() -> None:
     assert report.verdict(result(records)) == ["a: pld (2.00 times plain); automatic mode 0.91"]
 
 
-def test_plain_decoding_wins_where_nothing_is_faster() -> None:
-    records = [record("a", "a", plain=outcome(11, 10, 1.0), auto=outcome(11, 9, 1.1))]
-    assert report.verdict(result(records)) == ["a: plain decoding"]
+def test_what_is_faster_within_the_noise_only_does_not_win() -> None:
+    records = [record("a", "a", plain=outcome(11, 10, 1.0), auto=outcome(11, 9, 0.98))]
+    lines = report.verdict(result(records, noise={"typical": 0.05}))
+    assert lines == ["a: nothing is faster than plain decoding beyond the noise"]
 
 
 def test_a_result_is_drawn_as_png() -> None:

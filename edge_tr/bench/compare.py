@@ -94,6 +94,7 @@ def _speed(outcomes: dict[str, Any], key: str, plain: str) -> float:
 
 
 def _noise(result: dict[str, Any]) -> float:
+    """By which share two plain answers to one prompt differ, in the median."""
     noise = result.get("noise")
     return abs(float(noise["median"]) - 1) if noise else 0.0
 

@@ -97,6 +97,7 @@ def compare_texts(
     *,
     widths: Sequence[int],
     n_positions: int = 2000,
+    more_texts: Sequence[Int32] = (),
 ) -> EqualityReport:
     """Compare drafted with plain texts; clears the target's cache.
 
@@ -104,7 +105,8 @@ def compare_texts(
     ----------
     target : the model in the configuration of both, not used by a decoder now.
     widths : tokens in a batch, those of the drafted steps; the control takes them in turn.
-    n_positions : least number of positions of the control, as far as the plain texts go.
+    n_positions : least number of positions of the control, as far as the texts go.
+    more_texts : int32[n] each, texts for the control where the plain ones do not suffice.
 
     Raises
     ------
@@ -120,11 +122,12 @@ def compare_texts(
             *_, (_, _, gap) = scorer.best_two(pair.prompt, pair.plain[:index])
             differences.append(Difference(pair.name, index, gap))
     control, n_scored = 0.0, 0
-    for pair in pairs:
+    texts = [(pair.prompt, pair.plain[:-1]) for pair in pairs]
+    for prompt, text in [*texts, *((more[:1], more[1:].tolist()) for more in more_texts)]:
         if n_scored >= n_positions:
             break
-        control = max(control, scorer.largest_change(pair.prompt, pair.plain[:-1], widths))
-        n_scored += len(pair.plain)
+        control = max(control, scorer.largest_change(prompt, text, widths))
+        n_scored += len(text) + 1
     return EqualityReport(
         n_texts=len(pairs),
         n_identical=len(pairs) - len(differences),

@@ -19,7 +19,6 @@ from edge_tr.bench.report import quoted
 from edge_tr.errors import ConfigError
 from edge_tr.llama.target import ContextConfig
 from edge_tr.models.catalog import entry
-from edge_tr.whole_file import write_whole
 
 TITLES = {
     "main": (
@@ -107,8 +106,7 @@ def run_job(
         "settings": settings,
         "quoted": quoted(),
     }
-    data = json.dumps(result, indent=1).encode()
-    write_whole(options.out / f"{name}.json", lambda stream: stream.write(data))
+    (options.out / f"{name}.json").write_text(json.dumps(result, indent=1), encoding="utf-8")
     return result
 
 

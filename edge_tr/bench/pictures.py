@@ -51,15 +51,19 @@ def _ratio_bars(axes: Any, rows: list[dict[str, Any]]) -> None:
     rows = rows[::-1]
     ratios = [row["all"]["ratio"] for row in rows]
     colours = [_COLOURS.get(row["method"], _OTHER) for row in rows]
-    bars = axes.barh(_names(rows), ratios, color=colours)
-    labels = [f"{row['all']['ratio']:.2f}  (MAT {row['all']['mat']:.2f})" for row in rows]
-    axes.bar_label(bars, labels, padding=4, fontsize=8)
-    for place, row in enumerate(rows):
-        low, high = row["all"].get("ratio_lower"), row["all"].get("ratio_upper")
+    axes.barh(_names(rows), ratios, color=colours)
+    right = 1.0
+    for place, whole in enumerate(row["all"] for row in rows):
+        low, high = whole.get("ratio_lower"), whole.get("ratio_upper")
+        end = whole["ratio"]
         if low is not None and high is not None:
             axes.plot([low, high], [place, place], color="#1c2330", linewidth=1)
+            end = max(end, high)
+        text = f"  {whole['ratio']:.2f}  (MAT {whole['mat']:.2f})"
+        axes.text(end, place, text, fontsize=8, verticalalignment="center")
+        right = max(right, end)
     axes.axvline(1, color="#1c2330", linewidth=0.8, linestyle="--")
-    axes.set_xlim(0, 1.25 * max([*ratios, 1.0]))
+    axes.set_xlim(0, 1.25 * right)
     axes.set_xlabel("times as fast as plain decoding")
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from edge_tr.bench.pictures import PARTS, draw
 from edge_tr.bench.runner import AGAIN, PLAIN
-from edge_tr.whole_file import write_whole
 
 PAGE = "index.html"
 _QUOTED = json.loads((Path(__file__).parent / "quoted.json").read_text("utf-8"))
@@ -20,8 +19,8 @@ body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem aut
        color: #1c2330; background: #fff; }
 table { border-collapse: collapse; margin: .6rem 0 1.4rem; }
 th, td { padding: .22rem .7rem; text-align: right; border-bottom: 1px solid #e3e6ec; }
-th:first-child, td:first-child, td.text, th.text { text-align: left; }
-tr.best td { font-weight: 600; }
+th:first-child, td:first-child, td.text, th.text, td.bars { text-align: left; }
+td:first-child { white-space: nowrap; }
 .bar { display: inline-block; height: .7em; background: #3b6fb6; vertical-align: baseline; }
 .bar.slow { background: #c2493d; }
 .note { color: #5a6474; max-width: 60rem; }
@@ -45,6 +44,7 @@ def verdict(result: dict[str, Any]) -> list[str]:
     if result["experiment"] != "main":
         return []
     rows = {row["method"]: row for row in result["rows"] if "all" in row}
+    least = (result.get("noise") or {}).get("typical", 0.0)
     contestants = {m: r for m, r in rows.items() if m not in (PLAIN, AGAIN, "plain-server")}
     lines = []
     for category in rows.get(PLAIN, {}).get("by_category", {}):
@@ -57,7 +57,9 @@ def verdict(result: dict[str, Any]) -> list[str]:
         if not known:
             continue
         best = max(known, key=lambda m: known[m])
-        winner = f"{best} ({known[best]:.2f} times plain)" if known[best] > 1 else "plain decoding"
+        winner = f"{best} ({known[best]:.2f} times plain)"
+        if known[best] <= 1 + least:
+            winner = "nothing is faster than plain decoding beyond the noise"
         ours = known.get("auto")
         rest = f"; automatic mode {ours:.2f}" if ours is not None and best != "auto" else ""
         lines.append(f"{category}: {winner}{rest}")
@@ -106,8 +108,7 @@ def write_report(directory: Path) -> Path:
             pictures[result["experiment"]] = image
             (directory / f"{result['experiment']}.png").write_bytes(image)
     page = directory / PAGE
-    text = html(results, pictures)
-    write_whole(page, lambda stream: stream.write(text.encode("utf-8")))
+    page.write_text(html(results, pictures), encoding="utf-8")
     return page
 
 
@@ -140,6 +141,11 @@ def _section(result: dict[str, Any], picture: bytes | None) -> list[str]:
         data = base64.b64encode(picture).decode()
         parts.append(f"<img alt='{escape(result['title'])}' src='data:image/png;base64,{data}'>")
     parts += ["<div class='wide'>", *_rows(result), "</div>"]
+    known = [row for row in result["rows"] if "about" in row]
+    if known:
+        parts += ["<details><summary>What each method is</summary><ul>"]
+        parts += [f"<li>{escape(row['method'])}: {escape(row['about'])}</li>" for row in known]
+        parts += ["</ul></details>"]
     for key, why in result["unavailable"].items():
         parts.append(f"<p class='note'>{escape(key)}: not measured: {escape(why)}</p>")
     if "equality" in result:
@@ -176,8 +182,8 @@ def _rows(result: dict[str, Any]) -> list[str]:
             cells += [f"{row.get('parts_ms', {}).get(name, 0):.3f}" for name in parts]
         else:
             cells += [_two(row["by_category"].get(c, {}).get("ratio")) for c in categories]
-        title = escape(row.get("about", ""))
-        lines.append(f"<tr title='{title}'>{''.join(f'<td>{c}</td>' for c in cells)}</tr>")
+        columns = "".join(f"<td>{c}</td>" for c in cells)
+        lines.append(f"<tr>{columns}</tr>".replace("<td><span", "<td class='bars'><span"))
     return [*lines, "</table>"]
 
 

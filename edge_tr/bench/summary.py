@@ -146,12 +146,14 @@ def by_method(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def noise(records: Sequence[Record], again: str) -> dict[str, float] | None:
-    """What two plain answers to one prompt differ by."""
+    """Ratios of two plain answers to one prompt: their median, by how much they typically leave
+    1, and their range."""
     ratios = [o.tps / p.tps for _, o, p in answers_of(records, again, PLAIN) if p is not None]
     if not ratios:
         return None
     return {
         "median": round(median(ratios), 4),
+        "typical": round(median(abs(ratio - 1) for ratio in ratios), 4),
         "lowest": round(min(ratios), 4),
         "highest": round(max(ratios), 4),
     }
@@ -212,7 +214,8 @@ def text_pairs(records: Sequence[Record], key: str) -> list[TextPair]:
 def equality(
     target: TargetModel, records: Sequence[Record], key: str, *, n_positions: int
 ) -> EqualityReport | None:
-    """The four numbers of one of our methods; the control runs at the widths that it drafted."""
+    """The four numbers of one of our methods; the control runs at the widths that it drafted,
+    over the plain texts and then the prompts."""
     pairs = text_pairs(records, key)
     outcomes = [Outcome(**r["outcomes"][key]) for r in records if key in r["outcomes"]]
     n_steps = sum(o.n_steps for o in outcomes)
@@ -220,4 +223,5 @@ def equality(
         return None
     width = 1 + ceil(sum(o.n_drafted for o in outcomes) / n_steps)
     widths = range(2, max(2, min(width, target.n_batch)) + 1)
-    return compare_texts(target, pairs, widths=widths, n_positions=n_positions)
+    prompts = [pair.prompt for pair in pairs]
+    return compare_texts(target, pairs, widths=widths, n_positions=n_positions, more_texts=prompts)
