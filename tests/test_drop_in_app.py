@@ -86,6 +86,8 @@ def test_cancel_in_a_prefill_of_4000_tokens(llm: Llama, monkeypatch: pytest.Monk
             call.result()
     assert time.monotonic() - started < 0.5
     assert text_of(llm) == expected
+    with open_own(Path(llm.model_path), n_ctx=4352) as fresh:
+        assert text_of(llm, [7] * 4000) == text_of(fresh, [7] * 4000)
 
 
 def test_cancel_without_anything_to_cancel(llm: Llama) -> None:

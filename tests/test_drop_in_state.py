@@ -13,10 +13,11 @@ import llama_cpp
 import numpy as np
 import pytest
 from drop_in import PAPER, open_own, open_stock
+from llama_cpp import _internals as internals
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from edge_tr import Llama
-from edge_tr.errors import ConfigError, MatrixFileError, ModelUnsupportedError
+from edge_tr.errors import ConfigError, ContextFullError, MatrixFileError, ModelUnsupportedError
 from edge_tr.models import tiny
 from edge_tr.rows import RecentRows
 
@@ -299,6 +300,57 @@ def test_memory_does_not_grow_with_context_times_vocabulary(open_tiny: Open) -> 
     assert llm.scores.kept.capacity == 8192
     large = RecentRows(152_064, 32_768)
     assert large.capacity * 152_064 * 4 <= 256 << 20
+
+
+def decode_elsewhere(llm: Any, tokens: list[int]) -> None:
+    """Put cells behind the text as a vision handler does: without ``eval``."""
+    batch = internals.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
+    batch.set_batch(tokens, n_past=llm.n_tokens, logits_all=False)
+    llm._ctx.decode(batch)
+    llm.input_ids[llm.n_tokens : llm.n_tokens + len(tokens)] = 0
+    llm.n_tokens += len(tokens)
+
+
+def test_cells_that_something_else_wrote(open_tiny: Open, tiny_model: TinyModel) -> None:
+    own, stock = open_tiny(), open_stock(tiny_model("llama"))
+    text_of(own, "Some other text")
+    texts = []
+    for llm in (own, stock):
+        llm.reset()
+        llm._ctx.kv_cache_clear()
+        llm.eval([5, 6, 7])
+        decode_elsewhere(llm, [100, 101, 102, 103])
+        llm.eval([8, 9])
+        prompt = llm.input_ids[: llm.n_tokens].tolist()
+        texts.append(text_of(llm, prompt))
+    assert texts[0] == texts[1]
+    assert own.stats.n_drafted == 0
+    assert "something else wrote" in own.notices[0]
+    own.reset()
+    text_of(own)
+    assert own.stats.n_drafted > 0
+
+
+def test_an_error_before_generating_leaves_no_limit_behind(open_tiny: Open) -> None:
+    llm = open_tiny()
+    with pytest.raises(ValueError, match="exceed context window"):
+        llm.create_completion([1] * 512, max_tokens=3)
+    assert len([t for _, t in zip(range(10), llm.generate([1, 2]), strict=False)]) == 10
+
+
+def test_generate_ends_with_an_error_where_the_context_is_full(open_tiny: Open) -> None:
+    llm = open_tiny(n_ctx=256)
+    tokens = llm.generate([1] * 250)
+    assert len([next(tokens) for _ in range(6)]) == 6
+    with pytest.raises(ContextFullError):
+        next(tokens)
+
+
+def test_rows_that_are_not_kept_say_so(open_tiny: Open) -> None:
+    llm = open_tiny()
+    llm.eval([1, 2, 3])
+    with pytest.raises(IndexError, match="logits_all=True"):
+        llm.scores[2]
 
 
 def test_paper_tree_without_the_class(open_tiny: Open) -> None:

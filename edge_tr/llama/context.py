@@ -119,7 +119,9 @@ def matrix_identity(llm: Any) -> str:
     identity = fingerprint(llm._model.vocab)
     if llm.lora_path:
         digest = hashlib.sha256(str(llm.lora_scale).encode())
-        digest.update(Path(llm.lora_path).read_bytes())
+        with open(llm.lora_path, "rb") as stream:
+            while block := stream.read(1 << 20):
+                digest.update(block)
         identity += f"-lora-{digest.hexdigest()[:16]}"
     return identity
 

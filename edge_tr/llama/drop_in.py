@@ -217,8 +217,12 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self._sync(self._decoder)
             if len(tokens) > 0:
                 text = np.concatenate((self._input_ids, np.asarray(tokens, dtype=np.int32)))
-                self._decoder.read(text, rows=self.scores.kept.put if self._logits_all else None)
-                self.n_tokens = len(text)
+                try:
+                    self._decoder.read(
+                        text, rows=self.scores.kept.put if self._logits_all else None
+                    )
+                finally:
+                    self.n_tokens = self._decoder.n_past
                 self._requires_eval = False
 
     def save_state(self) -> Any:
@@ -313,6 +317,9 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
                 else:
                     if budget is None:
                         raise ContextFullError(f"the context of {self._n_ctx} tokens is full")
+            except Exception:
+                self.n_tokens = decoder.n_past
+                raise
             finally:
                 if self._steps is steps and self._turns.is_usable:
                     decoder.finish()
@@ -323,15 +330,19 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
 
     def _complete(self, options: dict[str, Any]) -> Generator[Any, Any, None]:
         """The stock class's completion, told to ``generate`` what it does not tell."""
+        logprobs: Logprobs | None = None
+        if options["logprobs"] is not None and self._logits_all and not options["stream"]:
+            logprobs = Logprobs(self, options["logprobs"], echo=options["echo"])
+            options = options | {"logprobs": None}
         self._budget = options["max_tokens"] if options["max_tokens"] > 0 else None
-        n_top = options["logprobs"]
-        if n_top is None or options["stream"] or not self._logits_all or self._decoder is None:
-            yield from super()._create_completion(**options)
-            return
-        self._logprobs = logprobs = Logprobs(self, n_top, echo=options["echo"])
-        for completion in super()._create_completion(**options | {"logprobs": None}):
-            completion["choices"][0]["logprobs"] = logprobs.result(options["prompt"])
-            yield completion
+        self._logprobs = logprobs
+        try:
+            for item in super()._create_completion(**options):
+                if logprobs is not None:
+                    item["choices"][0]["logprobs"] = logprobs.result(options["prompt"])
+                yield item
+        finally:
+            self._budget = self._logprobs = None
 
     def stream_completion(self, prompt: str | list[int], **options: Any) -> AsyncIterator[Any]:
         """Chunks of ``create_completion(stream=True)`` for ``async for``; the event loop goes on
