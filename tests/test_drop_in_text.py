@@ -79,7 +79,13 @@ def test_a_limit_behind_a_stop_string(llm: Llama, full: str) -> None:
 
 @pytest.mark.parametrize("max_tokens", range(1, 25))
 def test_characters_are_never_cut(llm: Llama, max_tokens: int) -> None:
-    options = {"temperature": 1.5, "top_k": 0, "top_p": 1.0, "min_p": 0.0, "seed": max_tokens}
+    options: dict[str, Any] = {
+        "temperature": 1.5,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "seed": max_tokens,
+    }
     options |= {"grammar": CHARACTERS, "logit_bias": OVERLONG, "max_tokens": max_tokens}
     text, _, parts = both(llm, **options)
     assert text == "".join(parts)

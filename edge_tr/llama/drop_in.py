@@ -2,49 +2,27 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import inspect
-import logging
-import os
-import sys
-import warnings
-import weakref
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from typing import Any
 
 import llama_cpp
 import numpy as np
 
 from ..aio import iterate
-from ..config import DraftConfig
-from ..engine import Engine
-from ..errors import (
-    CancelledError,
-    ContextFullError,
-    MatrixFileError,
-    ModelError,
-    ModelUnsupportedError,
-)
+from ..errors import CancelledError, ContextFullError, ModelUnsupportedError
 from ..generate import Decoder
-from ..rows import RecentRows, RowsView
 from ..stats import Stats
-from ..tree import TreeTemplate
-from ..turns import Turns
 from . import context
 from .draws import Draws
 from .logprobs import Logprobs
-from .model_draft import ModelDrafter
-
-logger = logging.getLogger("edge_tr")
+from .opened import OpenedLlama
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 
-_opened: weakref.WeakSet[Llama] = weakref.WeakSet()
 
-
-class Llama(llama_cpp.Llama):  # type: ignore[misc]
+class Llama(OpenedLlama):
     """``llama_cpp.Llama``, faster: it drafts tokens and verifies many of them in one call.
 
     Every argument, method and result is that of the stock class; the text is the same. Threads
@@ -73,113 +51,16 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
         be read.
     """
 
-    def __init__(
-        self,
-        model_path: str,
-        *,
-        speculative: Literal["auto", "off"] | TreeTemplate | Iterable[Sequence[int]] = "auto",
-        exact: bool = False,
-        matrix_path: str | os.PathLike[str] | Literal[False] | None = None,
-        **options: Any,
-    ) -> None:
-        self._turns = Turns(self._interrupt)
-        self._engine: Engine | None = None
-        self._decoder: Decoder | None = None
-        self._target: context.OwnTarget | None = None
-        self._budget: int | None = None
-        self._logprobs: Logprobs | None = None
-        self._steps: Iterator[list[int]] | None = None
-        self._has_learned = False
-        self.notices: list[str] = []
-        for name in sorted(options.keys() - context.STOCK_ARGUMENTS.keys()):
-            warnings.warn(
-                f"Llama has no argument {name!r}; llama_cpp.Llama ignores it without a word",
-                stacklevel=2,
-            )
-            del options[name]
-        if not isinstance(speculative, (str, TreeTemplate)):
-            speculative = TreeTemplate(speculative)
-        self._own: dict[str, Any] = {
-            "speculative": speculative,
-            "exact": exact,
-            "matrix_path": matrix_path,
-        }
-        draft = _draft_config(**self._own)
-        wanted = context.STOCK_ARGUMENTS | options
-        try:
-            if context.keeps_stock_context(wanted):
-                super().__init__(model_path, **options)
-            else:
-                super().__init__(model_path, **options | context.small_context(wanted))
-            self._open(wanted, draft)
-        except BaseException:
-            self.close()
-            raise
-        _opened.add(self)
-
-    def _open(self, options: dict[str, Any], draft: DraftConfig) -> None:
-        """Give the model a context with lanes, and the decoder that uses them."""
-        self._kind, reason = context.kind_of(self)
-        if options["embedding"]:
-            reason = "drafting is off: the model was opened for embeddings"
-        if not context.keeps_stock_context(options):
-            tree = draft.speculative
-            n_lanes = max(tree.n_leaves, 2) if isinstance(tree, TreeTemplate) else 64
-            plain = bool(reason) or tree == "off"
-            context.replace_context(self, options, 1 if plain else n_lanes)
-        if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
-            return
-        self._target = target = context.OwnTarget(self, reason)
-        engine = Engine(
-            target,
-            draft,
-            context.matrix_identity(self),
-            plain_reason=reason,
-            drafter=self._users_drafter(target),
-            progress=self._tell,
-        )
-        self._engine, self._decoder = engine, engine.decoder
-        self._max_width = engine.decoder.max_width
-        self.input_ids = engine.decoder.buffer
-        n_rows = target.n_ctx if self._logits_all else 1
-        self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
-        for notice in engine.notices:
-            self._notice(notice)
-
-    def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:
-        if self.draft_model is None:
-            return None
-        return ModelDrafter(self.draft_model, n_vocab=target.n_vocab, n_ctx=target.n_ctx)
-
-    def _tell(self, line: str) -> None:
-        if self.verbose:
-            print(f"edge_tr: {line}", file=sys.stderr)
-
-    def _notice(self, line: str) -> None:
-        """Say something once."""
-        if line not in self.notices:
-            self.notices.append(line)
-            logger.warning("%s", line)
+    _budget: int | None = None
+    """Most tokens that the next ``generate`` needs."""
+    _logprobs: Logprobs | None = None
+    """Takes note of the next ``generate``."""
+    _steps: Iterator[list[int]] | None = None
+    """The generation that has the cache."""
 
     @property
     def _scores(self) -> Any:
         return super()._scores if self._decoder is None else self.scores.first(self.n_tokens)
-
-    @property
-    def stats(self) -> Stats:
-        """Counts and seconds of the last call."""
-        return self._decoder.stats if self._decoder is not None else Stats()
-
-    def cancel(self) -> None:
-        """Make the call or stream that is running raise CancelledError soon, in prefill too; from
-        any thread. The object stays usable. Nothing happens where nothing runs."""
-        self._turns.cancel()
-
-    def _interrupt(self) -> None:
-        if self._decoder is not None:
-            self._decoder.cancel()
-
-    # The text in the cache
 
     def _sync(self, decoder: Decoder) -> None:
         """Bring the decoder to ``n_tokens`` and ``input_ids``, which anyone may have changed."""
@@ -258,8 +139,6 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             if self._logits_all and state.scores.shape == (n_tokens, self._n_vocab):
                 self.scores.kept.put(0, state.scores)
             self._decoder.adopt(n_tokens)
-
-    # Generating
 
     def generate(
         self, tokens: Sequence[int], *args: Any, **kwargs: Any
@@ -356,85 +235,3 @@ class Llama(llama_cpp.Llama):  # type: ignore[misc]
             self.create_chat_completion, messages, **options | {"stream": True}
         )
         return iterate(start, self._turns.cancel)
-
-    # The end, and what must not happen to an open model
-
-    def save_matrix(self) -> Path | None:
-        """Write what was learned to its file now; None where nothing is kept.
-
-        Raises
-        ------
-        MatrixFileError : the file cannot be written; an older one is left as it was.
-        """
-        if self._engine is None or self._own["matrix_path"] is False:
-            return None
-        with self._turns.run():
-            return self._engine.save_matrix()
-
-    def close(self) -> None:
-        """Stop what runs, keep what was learned, free the model; closing twice does no harm."""
-        if not hasattr(self, "_turns") or not hasattr(self, "_stack"):
-            return  # the constructor failed before it had anything to free
-        if self._turns.is_forked:
-            _let_go(self)
-            return
-        if not self._turns.close():
-            return
-        if self._has_learned and self._engine is not None and self._own["matrix_path"] is not False:
-            try:
-                self._engine.save_matrix()
-            except MatrixFileError as error:
-                logger.warning("%s", error)
-        if self._target is not None:
-            self._target.forget()
-        super().close()
-        closed = _Closed()
-        self._model = self._ctx = self._batch = self.tokenizer_ = closed
-
-    def __enter__(self) -> Llama:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = super().__getstate__() | self._own
-        return state
-
-    def __copy__(self) -> Llama:
-        raise ModelError("an open model cannot be copied; open it again, or pickle it")
-
-    def __deepcopy__(self, _memo: object) -> Llama:
-        return self.__copy__()
-
-
-class _Closed:
-    """Stands for what a closed model had."""
-
-    def __getattr__(self, name: str) -> Any:
-        raise ModelError("the model is closed; open it again")
-
-
-def _let_go(llm: Llama) -> None:
-    """Free nothing in a forked process: threads and devices that it lacks would be waited for."""
-    for owner in (llm._model, llm._ctx, llm._batch):
-        owner._exit_stack.pop_all()
-    llm._stack.pop_all()
-
-
-@atexit.register
-def _close_all() -> None:
-    for llm in list(_opened):
-        llm.close()
-
-
-def _draft_config(
-    speculative: Any, exact: bool, matrix_path: str | os.PathLike[str] | Literal[False] | None
-) -> DraftConfig:
-    return DraftConfig(
-        speculative=speculative,
-        k=max(DraftConfig.k, speculative.n_ranks if isinstance(speculative, TreeTemplate) else 0),
-        start="empty" if matrix_path is False else "inherited",
-        matrix_path=Path(matrix_path) if matrix_path else None,
-        exact=exact,
-    )
