@@ -34,21 +34,26 @@ class RecentRows:
         self._rows[position % self.capacity] = rows[skip:]
         self._position[position % self.capacity] = position
 
-    def get(self, position: int) -> Float32:
-        """float32[n_vocab]; valid until it is overwritten.
+    def get(self, positions: Int64) -> Float32:
+        """float32[n, n_vocab], a copy.
+
+        Parameters
+        ----------
+        positions : int64[n].
 
         Raises
         ------
-        IndexError : it is not kept.
+        IndexError : one of them is not kept.
         """
-        slot = position % self.capacity
-        if self._position[slot] != position:
+        slots = positions % self.capacity
+        missing = positions[self._position[slots] != positions]
+        if len(missing):
             raise IndexError(
-                f"the logits after token {position} are not kept; logits_all=True keeps the last "
-                f"ones, as many as fit into {_MAX_LOGITS * 4 >> 20} MiB"
+                f"the logits after token {missing[0]} are not kept; logits_all=True keeps the "
+                f"last ones, as many as fit into {_MAX_LOGITS * 4 >> 20} MiB"
             )
-        row: Float32 = self._rows[slot]
-        return row
+        rows: Float32 = self._rows[slots]
+        return rows
 
 
 class RowsView:
@@ -69,13 +74,10 @@ class RowsView:
     def __getitem__(self, key: Any) -> Any:
         key, rest = (key[0], key[1:]) if isinstance(key, tuple) else (key, ())
         chosen = np.arange(len(self))[key]
+        rows = self.kept.get(np.atleast_1d(chosen))
         if np.ndim(chosen) == 0:
-            row = self.kept.get(int(chosen))
-            return row[rest] if rest else row
-        block = np.zeros((len(chosen), self.shape[1]), dtype=np.float32)
-        for i, position in enumerate(chosen):
-            block[i] = self.kept.get(int(position))
-        return block[(slice(None), *rest)]
+            return rows[0][rest] if rest else rows[0]
+        return rows[(slice(None), *rest)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         return self[:].astype(dtype or self.dtype, copy=False)

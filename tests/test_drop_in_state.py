@@ -302,6 +302,29 @@ def test_memory_does_not_grow_with_context_times_vocabulary(open_tiny: Open) -> 
     assert large.capacity * 152_064 * 4 <= 256 << 20
 
 
+@pytest.mark.parametrize("n_prompt", [240, 248, 254, 255])
+def test_a_wide_tree_at_the_end_of_the_context(
+    open_tiny: Open, tiny_model: TinyModel, n_prompt: int
+) -> None:
+    own, stock = open_tiny(n_ctx=256), open_stock(tiny_model("llama"), n_ctx=256)
+    prompt = [5, 6, 7, 8] * 64
+    for _ in range(2):
+        found, expected = (text_of(llm, prompt[:n_prompt], max_tokens=-1) for llm in (own, stock))
+        assert found == expected
+
+
+def test_a_context_that_llama_cpp_pads(open_tiny: Open) -> None:
+    texts = [text_of(open_tiny(n_ctx=64, **o)) for o in ({}, {"speculative": "off"})]
+    assert texts[0] == texts[1]
+
+
+def test_a_prompt_longer_than_the_sliding_window(open_tiny: Open, tiny_model: TinyModel) -> None:
+    own, stock = open_tiny("gemma3"), open_stock(tiny_model("gemma3"))
+    for prompt in ([*range(100, 200)], [*range(100, 180), 7, 8]):
+        assert text_of(own, prompt) == text_of(stock, prompt)
+    assert own.stats.n_drafted > 0
+
+
 def decode_elsewhere(llm: Any, tokens: list[int]) -> None:
     """Put cells behind the text as a vision handler does: without ``eval``."""
     batch = internals.LlamaBatch(n_tokens=len(tokens), embd=0, n_seq_max=1)
