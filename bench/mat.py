@@ -34,7 +34,7 @@ from edge_tr.session import Session
 from edge_tr.tree import TreeTemplate
 
 from .record import record_questions
-from .static_trees import RankCounter, best_static_tree
+from .static_trees import RankCounter, RebuiltTree, best_static_tree
 
 BUDGETS = (3, 7, 15, 31, 80)
 N_CTX = 4096
@@ -168,6 +168,7 @@ def methods(session: Session, rates: Sequence[float], options: argparse.Namespac
     found.append(Method("paper", 80, lambda: RecyclingDrafter(matrix(), TreeTemplate.paper())))
     for n in options.source_budgets:
         found += [
+            Method("static, rebuilt", n, lambda n=n: RebuiltTree(matrix(), n)),  # type: ignore[misc]
             Method("one-token rows only", n, ours(n, **bare)),
             Method("only + two-token rows", n, ours(n, **bare | {"n_pairs": 1 << 17})),
             Method("only + probabilities", n, ours(n, **bare | {"by_rank": False})),

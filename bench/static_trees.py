@@ -42,6 +42,26 @@ class RankCounter(RecyclingDrafter):
         super().learn(draft, ids, values, accepted, emitted)
 
 
+class RebuiltTree(RankCounter):
+    """Drafts the best static tree for what it has counted so far, made anew every 64 tokens.
+
+    Parameters
+    ----------
+    n_nodes : nodes of the tree; the first one is the paper's, cut.
+    """
+
+    def __init__(self, matrix: AdjacencyMatrix, n_nodes: int) -> None:
+        super().__init__(matrix, TreeTemplate.paper().prefix(n_nodes))
+        self.max_lanes = n_nodes
+        self._rebuilt_at = 0
+
+    def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
+        if self.n_tokens - self._rebuilt_at >= 64:
+            self.template = best_static_tree(self.rates, self.template.n_nodes)
+            self._rebuilt_at = self.n_tokens
+        super().propose(draft, max_nodes=max_nodes, max_depth=max_depth)
+
+
 def best_static_tree(rates: Sequence[float], n_nodes: int) -> TreeTemplate:
     """The tree of ``n_nodes`` nodes with the most accepted tokens to be expected.
 
