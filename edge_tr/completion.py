@@ -18,8 +18,7 @@ from .stats import Stats
 from .text import Logprob, Piece, TextBuilder, Token
 
 if TYPE_CHECKING:
-    from llama_cpp import Llama
-
+    from . import Llama
     from .target import Float32, Int32
 
 FinishReason = Literal["stop", "length"]
@@ -95,7 +94,7 @@ class Completion:
         self.n_tokens = 0
         self.stats = Stats(n_prompt=len(prompt))
         self._rows: deque[Float32] = deque()
-        self._step, self._n_accepted, self._n_drafted_left = 0, 0, 0
+        self._origins = _Origins()
 
     def __iter__(self) -> Iterator[Piece]:
         room = self._llm.n_ctx() - len(self.prompt)
@@ -139,17 +138,11 @@ class Completion:
         )
 
     def _describe(self, token: int) -> Token:
-        """The token with its origin, which the counts of the step just made tell."""
-        stats = self.stats
-        if stats.n_steps != self._step:
-            self._n_drafted_left = stats.n_accepted - self._n_accepted
-            self._step, self._n_accepted = stats.n_steps, stats.n_accepted
-        drafted = self._n_drafted_left > 0
-        self._n_drafted_left -= drafted
         logprob = None
         if self.config.n_logprobs is not None:
             logprob = _logprob(self._rows.popleft(), token, self.config.n_logprobs)
-        return Token(token, self._step, drafted, logprob)
+        step, drafted = self._origins.next(self.stats)
+        return Token(token, step, drafted, logprob)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
@@ -176,6 +169,31 @@ class Completion:
         if not sampler:
             raise ConfigError("the grammar cannot be read; it must be GBNF with a rule named root")
         self._lib.llama_sampler_free(sampler)
+
+
+class _Origins:
+    """Where each token comes from, told by the counts at the time that it is given out.
+
+    Tokens of a step are given out while the step is open, in which case only the last one finds
+    it counted, or when all of it is counted.
+    """
+
+    def __init__(self) -> None:
+        self._n_steps, self._n_accepted = -1, 0
+        self._n_open, self._n_left = 0, 0
+
+    def next(self, stats: Stats) -> tuple[int, bool]:
+        """The decode step of the next token, and whether it is an accepted node."""
+        if stats.n_steps != self._n_steps:
+            n_drafted = stats.n_accepted - self._n_accepted
+            self._n_steps, self._n_accepted = stats.n_steps, stats.n_accepted
+            self._n_left, self._n_open = n_drafted - self._n_open, 0
+        elif self._n_left:
+            self._n_left -= 1
+        else:
+            self._n_open += 1
+            return stats.n_steps + 1, True
+        return stats.n_steps, self._n_left > 0
 
 
 def _logprob(row: Float32, token: int, n_top: int) -> Logprob:

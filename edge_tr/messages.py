@@ -9,7 +9,7 @@ from .errors import ConfigError
 from .tools import call_text, instructions
 
 if TYPE_CHECKING:
-    from llama_cpp import Llama
+    from . import Llama
 
 Message = dict[str, Any]
 

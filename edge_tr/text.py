@@ -52,7 +52,7 @@ class TextBuilder:
 
     A character that several tokens make up is given out whole, with the last of them; bytes
     that are no UTF-8 become U+FFFD. Text that may be the beginning of a stop string is held
-    back until it is clear. The stop string that appears first ends the text.
+    back until it is clear. The stop string that is complete first ends the text.
 
     Parameters
     ----------
@@ -108,8 +108,12 @@ class TextBuilder:
 
 
 def first_of(text: str, markers: Sequence[str]) -> int:
-    """Where the first of the markers begins in the text; -1 where none is."""
-    return min((i for i in map(text.find, markers) if i >= 0), default=-1)
+    """Where the marker that is complete first begins in the text; -1 where there is none.
+
+    So the outcome is the same however the text comes in parts.
+    """
+    found = [(text.find(marker) + len(marker), text.find(marker)) for marker in markers]
+    return min((ends for ends in found if ends[1] >= 0), default=(0, -1))[1]
 
 
 def n_undecided(text: str, markers: Sequence[str]) -> int:

@@ -106,7 +106,7 @@ def parse_calls(text: str, tools: Sequence[dict[str, Any]]) -> list[Call]:
 
     Empty where anything in it is no call of one of the tools.
     """
-    names = {tool["function"]["name"] for tool in tools}
+    names = [tool["function"]["name"] for tool in tools]
     parts = text.split(OPEN)[1:] if OPEN in text else [text]
     calls = []
     for part in parts:

@@ -23,10 +23,14 @@ class Interruptible:
     While a model is being opened the first Ctrl-C ends the process; nothing is there to keep.
     Once text is generated it cancels the generation, a second one changes nothing, and a third
     one ends the process even if the first is still waited for.
+
+    Parameters
+    ----------
+    session : open already, so that the first Ctrl-C stops what it generates.
     """
 
-    def __init__(self) -> None:
-        self._session: Session | None = None
+    def __init__(self, session: Session | None = None) -> None:
+        self._session = session
         self._n_signals = 0
 
     def run(self, job: Callable[[], T]) -> T:

@@ -86,19 +86,36 @@ def add_context(parser: argparse.ArgumentParser) -> None:
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
-    """Options of drafting."""
+    """Options of drafting, all of them."""
+    group = add_tree(parser)
+    group.add_argument(
+        "--k",
+        type=int,
+        metavar="K",
+        help="candidates of each row of the adjacency matrix (1 to 16, default 8)",
+    )
+    group.add_argument(
+        "--matrix-start",
+        choices=("inherited", "empty", "random"),
+        help="start with the saved matrix (default), an empty or a random one",
+    )
+    group.add_argument(
+        "--no-save",
+        action="store_true",
+        help="do not save the matrix at the "
+        "end; one that did not start inherited is saved with --matrix only",
+    )
+    group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
+
+
+def add_tree(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Options of drafting that the drop-in ``Llama`` has too; the group."""
     group = parser.add_argument_group("drafting")
     group.add_argument(
         "--tree",
         metavar="TREE",
         default="auto",
         help=f"the draft tree: {_TREES} (default auto: what pays on this machine)",
-    )
-    group.add_argument(
-        "--k",
-        type=int,
-        metavar="K",
-        help="candidates of each row of the adjacency matrix (1 to 16, default 8)",
     )
     group.add_argument(
         "--exact",
@@ -113,18 +130,7 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help="file of the adjacency matrix "
         "(default: one for each tokenizer; `edge-tr matrix path`)",
     )
-    group.add_argument(
-        "--matrix-start",
-        choices=("inherited", "empty", "random"),
-        help="start with the saved matrix (default), an empty or a random one",
-    )
-    group.add_argument(
-        "--no-save",
-        action="store_true",
-        help="do not save the matrix at the "
-        "end; one that did not start inherited is saved with --matrix only",
-    )
-    group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
+    return group
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -177,6 +183,28 @@ def draft_config(args: argparse.Namespace) -> DraftConfig:
 
     values = _given(args, _DRAFT)
     return DraftConfig(speculative=parse_tree(args.tree), harvest=not args.no_harvest, **values)
+
+
+def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of the drop-in ``Llama`` that the options ask for."""
+    from edge_tr.llama.target import CACHE_TYPES
+
+    context = context_config(args)
+    return {
+        "n_gpu_layers": args.gpu_layers,
+        "n_ctx": context.n_ctx,
+        "n_batch": context.n_batch,
+        "n_ubatch": context.n_ubatch,
+        "n_threads": args.threads,
+        "n_threads_batch": args.threads,
+        "flash_attn": context.flash_attn,
+        "type_k": CACHE_TYPES[context.type_k],
+        "type_v": CACHE_TYPES[context.type_v],
+        "speculative": parse_tree(args.tree),
+        "exact": bool(args.exact),
+        "matrix_path": args.matrix,
+        "verbose": args.verbose,
+    }
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_tr.cli import options
+from edge_tr.cli.answer import Answer, chat_tokens, generate, save_matrix, tell
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import OutputClosedError, note, write
 from edge_tr.cli.words import statistics
-from edge_tr.errors import CancelledError, ConfigError, DecodeError, MatrixFileError
+from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_tr.config import SamplingConfig
@@ -72,20 +73,6 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.set_defaults(command=run)
 
 
-@dataclass
-class _Answer:
-    """What came out, and why it ended."""
-
-    parts: list[str] = field(default_factory=list)
-    finish_reason: str = ""
-    output_closed: bool = False
-    error: DecodeError | None = None
-
-    @property
-    def text(self) -> str:
-        return "".join(self.parts)
-
-
 def run(args: argparse.Namespace) -> int:
     """Answer the prompt of the options."""
     text = _read_prompt(args)
@@ -116,11 +103,20 @@ def _run(
     from edge_tr.session import Session
 
     with Session(path, progress=note, **settings) as session:
-        n_told = _tell(session, 0)
+        n_told = tell(session, 0)
         tokens = _prompt_tokens(session, prompt, args)
-        answer = _generate(session, tokens, args, sampling, guard)
-        _tell(session, n_told)
-        _save(session, args)
+        if args.verbose:
+            note(f"reading {len(tokens)} tokens")
+        answer = generate(
+            session,
+            tokens,
+            max_tokens=args.max_tokens,
+            sampling=sampling,
+            guard=guard,
+            show=_keep_quiet if args.json else write,
+        )
+        tell(session, n_told)
+        save_matrix(session, args)
         if answer.output_closed:
             raise OutputClosedError
         for line in statistics(session.stats, answer.finish_reason):
@@ -166,69 +162,16 @@ def _prompt_tokens(session: Session, prompt: str, args: argparse.Namespace) -> I
         return session.prompt_tokens(prompt, chat=not args.no_chat)
     messages = [{"role": "system", "content": args.system}, {"role": "user", "content": prompt}]
     try:
-        wrapped = session.model.chat_prompt(messages)
-    except ValueError as error:
-        raise ConfigError(f"the model's chat template refuses --system: {error}") from None
-    if wrapped is None:
-        raise ConfigError("--system needs a chat template, and the model has none")
-    return session.model.tokenize(wrapped, add_special=False)
+        return chat_tokens(session, messages)
+    except ConfigError as error:
+        raise ConfigError(f"--system: {error}") from None
 
 
-def _generate(
-    session: Session,
-    tokens: Int32,
-    args: argparse.Namespace,
-    sampling: SamplingConfig,
-    guard: Interruptible,
-) -> _Answer:
-    answer = _Answer()
-    texts = guard.stream(session, tokens, max_tokens=args.max_tokens, sampling=sampling)
-    if args.verbose:
-        note(f"reading {len(tokens)} tokens")
-    try:
-        for text in texts:
-            answer.parts.append(text)
-            if not args.json:
-                write(text)
-        answer.finish_reason = _finish_reason(session, args.max_tokens)
-    except CancelledError:
-        answer.finish_reason = "interrupted"
-    except DecodeError as error:
-        answer.finish_reason, answer.error = "error", error
-    except OutputClosedError:
-        answer.output_closed = True
-        return answer
-    if answer.text and not answer.text.endswith("\n") and not args.json:
-        write("\n")
-    return answer
+def _keep_quiet(_text: str) -> None:
+    """Show nothing; the whole text comes at the end."""
 
 
-def _finish_reason(session: Session, max_tokens: int) -> str:
-    n_tokens = session.stats.n_tokens
-    if n_tokens and int(session.decoder.tokens[-1]) in session.stop_tokens:
-        return "stop"
-    return "length" if n_tokens == max_tokens else "context"
-
-
-def _tell(session: Session, first: int) -> int:
-    """Show the notices from number ``first`` on; how many there are."""
-    for line in session.notices[first:]:
-        note(line)
-    return len(session.notices)
-
-
-def _save(session: Session, args: argparse.Namespace) -> None:
-    learned = session.decoder.drafter is not None and session.stats.n_tokens > 0
-    own_start = session.draft.start == "inherited" or args.matrix is not None
-    if args.no_save or not learned or not own_start:
-        return
-    try:
-        session.save_matrix()
-    except MatrixFileError as error:
-        note(f"warning: what was learned is not saved: {error}")
-
-
-def _report(session: Session, answer: _Answer, sampling: SamplingConfig) -> dict[str, Any]:
+def _report(session: Session, answer: Answer, sampling: SamplingConfig) -> dict[str, Any]:
     """Everything about the run, as JSON can hold it."""
     tree = session.draft.speculative
     draft = vars(session.draft) | {

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from edge_tr.stats import Stats
 
-_ENDS = {
+ENDS = {
     "stop": "the text ended",
     "length": "--max-tokens reached",
     "context": "the context is full",
     "interrupted": "interrupted",
     "error": "failed",
 }
+"""Why a generation ended, by its finish reason."""
 
 
 def statistics(stats: Stats, finish_reason: str) -> list[str]:
@@ -26,7 +27,7 @@ def statistics(stats: Stats, finish_reason: str) -> list[str]:
     """
     if not stats.n_tokens:
         return [
-            f"no token of an answer to {_count(stats.n_prompt, 'token')}: {_ENDS[finish_reason]}"
+            f"no token of an answer to {_count(stats.n_prompt, 'token')}: {ENDS[finish_reason]}"
         ]
     reused = f", {stats.n_reused} reused from the cache" if stats.n_reused else ""
     seconds = max(0.0, stats.total_s - stats.prefill_s)
@@ -34,7 +35,7 @@ def statistics(stats: Stats, finish_reason: str) -> list[str]:
         f"prefill: {_count(stats.n_prompt, 'token')} in {stats.prefill_s:.2f} s "
         f"({stats.prefill_tps:.1f} tok/s{reused})",
         f"decode:  {_count(stats.n_tokens, 'token')}, {_count(stats.n_steps, 'decode step')} in "
-        f"{seconds:.2f} s ({stats.decode_tps:.1f} tok/s); {_ENDS[finish_reason]}",
+        f"{seconds:.2f} s ({stats.decode_tps:.1f} tok/s); {ENDS[finish_reason]}",
         f"drafts:  {_drafts(stats)}; mean accepted tokens {stats.mat:.2f}",
     ]
 

@@ -96,7 +96,8 @@ class Routes:
         nonce = secrets.token_urlsafe(16)
         policy = (
             f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
-            "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
         )
         headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store"}
         page = self._page.replace("{{nonce}}", nonce)

@@ -27,6 +27,14 @@ _GENERATE = {
 }
 """Fields of a request by name, and the arguments of ``Llama.generate`` that they become."""
 
+_UNSUPPORTED = {
+    "functions": "; use tools and tool_choice",
+    "function_call": "; use tools and tool_choice",
+    "suffix": "",
+    "min_tokens": "",
+    "logit_bias_type": "; token ids are read",
+}
+
 
 class StreamOptions(BaseModel):
     """Of a streamed answer."""
@@ -105,9 +113,8 @@ async def read(request: Request, kind: type[_Body], max_bytes: int) -> _Body:
         raise RequestError(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(400, "the body must be a JSON object")
-    for name in ("functions", "function_call", "suffix"):
+    for name, instead in _UNSUPPORTED.items():
         if body.get(name) is not None:
-            instead = "" if name == "suffix" else "; use tools and tool_choice"
             raise RequestError(400, f"{name} is not supported{instead}", param=name)
     try:
         return kind(**{str(name): value for name, value in body.items() if value is not None})

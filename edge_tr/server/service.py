@@ -25,7 +25,7 @@ from edge_tr.text import Piece
 from edge_tr.tools import call_schema, check_tools, chosen_tools
 
 if TYPE_CHECKING:
-    from llama_cpp import Llama
+    from edge_tr import Llama
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Service:
         self, llm: Llama, name: str, embedder: Embedder | None, config: ServerConfig
     ) -> None:
         self.llm, self.name, self.embedder, self.config = llm, name, embedder, config
-        self.worker = Worker(llm.cancel, config.max_waiting)
+        self.worker = Worker(lambda: llm.cancel(), config.max_waiting)
         self.metrics = Metrics(lambda: self.worker.n_jobs)
         self.started_s = int(time.time())
         self._template: ChatTemplate | None = None

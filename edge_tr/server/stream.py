@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from edge_tr.errors import CancelledError
+from edge_tr.errors import EdgeTRError
 from edge_tr.server.errors import error_body
 from edge_tr.server.worker import Job
+
+logger = logging.getLogger("edge_tr.server")
 
 
 @asynccontextmanager
@@ -58,10 +61,9 @@ class EventStream(Response):
         try:
             async for event in self._events:
                 yield json.dumps(event)
-        except CancelledError as error:
-            yield json.dumps(error_body(error)[1])
         except Exception as error:
+            if not isinstance(error, EdgeTRError):
+                logger.exception("a stream failed")
             yield json.dumps(error_body(error)[1])
-            raise
         else:
             yield "[DONE]"

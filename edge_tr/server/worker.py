@@ -120,10 +120,10 @@ class Worker:
             jobs = list(self._jobs)
         for job in jobs:
             job.cancel()
-        self._queue.put(None)
 
     def join(self) -> None:
-        """Wait for the end of the thread, after ``stop``."""
+        """Wait until the jobs in the queue are done, and end the thread."""
+        self._queue.put(None)
         self._thread.join()
 
     def _run(self) -> None:

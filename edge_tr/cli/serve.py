@@ -1,0 +1,149 @@
+"""``edge-tr serve``: an OpenAI-compatible server."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from edge_tr.cli import options
+from edge_tr.cli.interrupt import Interruptible
+from edge_tr.cli.output import note
+from edge_tr.cli.progress import loading
+
+if TYPE_CHECKING:
+    from edge_tr.server.config import ServerConfig
+
+KEY_VARIABLE = "EDGE_TR_API_KEY"
+
+_DESCRIPTION = f"""\
+Answers requests as OpenAI's API does, with a page to chat at /. Needs the extra "server":
+pip install "edge-tr[server]". Only this machine can reach it unless --host says otherwise.
+
+paths:
+  /                      a page to chat with the model, and to see what was drafted
+  /v1/chat/completions   conversations: streaming, tools, JSON schema
+  /v1/completions        texts to continue
+  /v1/embeddings         vectors of texts
+  /v1/models             the model's name
+  /health                200 while requests are answered
+  /metrics               counts for Prometheus
+
+Requests are answered one after the other. Ctrl-C stops: answers that are being written end.
+The API key may be given as {KEY_VARIABLE} in the environment, which other users cannot see.
+"""
+_EPILOG = """\
+examples:
+  edge-tr serve
+  edge-tr serve -m model.gguf --port 9000 --ctx 8192
+  EDGE_TR_API_KEY=secret edge-tr serve --host 0.0.0.0
+  curl http://127.0.0.1:8080/v1/chat/completions -d '{"messages":[{"role":"user","content":"Hi"}]}'
+"""
+
+
+def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
+    """Add ``serve`` to the parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "serve",
+        parents=[common],
+        help="answer requests as OpenAI's API does, with a page to chat",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    options.add_model(parser)
+    parser.add_argument(
+        "--embedding-model",
+        type=Path,
+        metavar="FILE",
+        help="a GGUF file for /v1/embeddings (default: the model itself)",
+    )
+    group = parser.add_argument_group("server")
+    group.add_argument("--host", metavar="NAME", help="address to listen on (default 127.0.0.1)")
+    group.add_argument(
+        "--port", type=int, metavar="N", help="port (default 8080; 0: any that is free)"
+    )
+    group.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token")
+    group.add_argument(
+        "--origin",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="let the scripts of this page's origin ask, such as https://chat.example (repeatable)",
+    )
+    group.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer only requests addressed to this name (repeatable; default: localhost when "
+        "listening there, else any)",
+    )
+    group.add_argument(
+        "--max-waiting",
+        type=int,
+        metavar="N",
+        help="requests that may wait while one is answered (default 16)",
+    )
+    group.add_argument(
+        "--max-request-bytes",
+        type=int,
+        metavar="N",
+        help="largest body of a request (default 8388608)",
+    )
+    options.add_tree(parser)
+    options.add_context(parser)
+    parser.set_defaults(command=serve)
+
+
+def serve(args: argparse.Namespace) -> int:
+    """Listen and answer until Ctrl-C."""
+    from edge_tr.server import require_extra
+
+    require_extra()
+    options.prepare_llama(args)
+    config = _config(args)
+    arguments = options.llama_arguments(args)
+    path = options.model_path(args)
+    return _serve(args, config, path, arguments)
+
+
+def _config(args: argparse.Namespace) -> ServerConfig:
+    from edge_tr.server.config import ServerConfig
+
+    names = ("host", "port", "max_waiting", "max_request_bytes")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return ServerConfig(
+        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        origins=tuple(args.origin),
+        hosts=tuple(args.allow_host),
+        **given,
+    )
+
+
+def _serve(
+    args: argparse.Namespace, config: ServerConfig, path: Path, arguments: dict[str, Any]
+) -> int:
+    from edge_tr import Llama
+    from edge_tr.server.embeddings import Embedder
+    from edge_tr.server.run import Server, listen
+    from edge_tr.server.service import Service
+
+    embedder = Embedder(
+        args.embedding_model or path, n_threads=args.threads, n_gpu_layers=args.gpu_layers
+    )
+    with listen(config) as listener:
+        with loading(path):
+            llm = Interruptible().run(lambda: Llama(str(path), **arguments))
+        with llm:
+            service = Service(llm, path.stem, embedder, config)
+            if not config.is_loopback and config.api_key is None:
+                note("warning: whoever reaches this machine can ask; --api-key asks for a key")
+            host = f"[{config.host}]" if ":" in config.host else config.host
+            note(f"listening at http://{host}:{listener.getsockname()[1]}/ (Ctrl-C stops)")
+            try:
+                Server(service).run(sockets=[listener])
+            finally:
+                service.close()
+    return 0

@@ -1,0 +1,88 @@
+"""A server of a tiny model, in a thread of the test's process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from edge_tr import Llama
+from edge_tr.server.config import ServerConfig
+from edge_tr.server.embeddings import Embedder
+from edge_tr.server.run import Server, listen
+from edge_tr.server.service import Service
+
+NAME = "tiny"
+
+
+@dataclass
+class Running:
+    """A server that answers at ``url``."""
+
+    url: str
+    service: Service
+    server: Server
+    http: httpx.Client
+
+
+@contextmanager
+def serving(model: Path, *, n_ctx: int = 512, llama: dict[str, Any] | None = None,
+            **config: Any) -> Iterator[Running]:  # fmt: skip
+    """Serve a model on a free port; ``config`` is for ``ServerConfig``."""
+    settings = ServerConfig(port=0, **config)
+    options: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": 1, "verbose": False} | (llama or {})
+    with Llama(str(model), **options) as llm:
+        service = Service(llm, NAME, Embedder(model, n_threads=1), settings)
+        server = Server(service)
+        with listen(settings) as listener:
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+            thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+            thread.start()
+            try:
+                with httpx.Client(base_url=url, timeout=60) as http:
+                    http.get("/health")
+                    yield Running(url, service, server, http)
+            finally:
+                server.stop()
+                thread.join()
+                service.close()
+
+
+@dataclass
+class Held:
+    """Tells of a generation that waits."""
+
+    reached: threading.Event = field(default_factory=threading.Event)
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+@contextmanager
+def held(llm: Llama, n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Generations wait after some tokens until the block is left."""
+    generate, cancel = llm.generate, llm.cancel
+    told, released = Held(), threading.Event()
+
+    def generate_and_wait(*arguments: Any, **options: Any) -> Iterator[int]:
+        for i, token in enumerate(generate(*arguments, **options)):
+            if i == n_tokens:
+                told.reached.set()
+                assert released.wait(60)
+            yield token
+
+    def tell_and_cancel() -> None:
+        cancel()
+        told.cancelled.set()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm, "generate", generate_and_wait)
+        patch.setattr(llm, "cancel", tell_and_cancel)
+        try:
+            yield told
+        finally:
+            released.set()

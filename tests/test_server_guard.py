@@ -1,0 +1,169 @@
+"""Who may ask the server: hosts, origins, the API key, sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from serving import Running, serving
+
+from edge_tr.errors import ConfigError
+from edge_tr.server.config import ServerConfig
+from edge_tr.server.run import listen
+
+KEY = "a-secret"
+PAGE = "https://chat.example"
+ASK = {"prompt": "the", "max_tokens": 1}
+
+
+@pytest.fixture(scope="module")
+def running(tiny_model: Callable[[str], Path]) -> Iterator[Running]:
+    model = tiny_model("llama")
+    with serving(model, api_key=KEY, origins=(PAGE,), max_request_bytes=1000) as server:
+        yield server
+
+
+@pytest.fixture
+def ask(running: Running) -> Callable[..., httpx.Response]:
+    """``ask(**headers)``: the response to a completion with the right key."""
+
+    def post(**headers: str) -> httpx.Response:
+        given = {"Authorization": f"Bearer {KEY}"} | headers
+        return running.http.post("/v1/completions", json=ASK, headers=given)
+
+    return post
+
+
+def code(response: httpx.Response) -> str:
+    return str(response.json()["error"]["code"])
+
+
+@pytest.mark.parametrize("given", ["", "Bearer", "Bearer wrong", f"Basic {KEY}"])
+def test_a_key_that_is_wrong(ask: Callable[..., httpx.Response], given: str) -> None:
+    response = ask(Authorization=given)
+    assert response.status_code == 401
+    assert code(response) == "invalid_api_key"
+
+
+def test_a_key_that_is_missing(running: Running) -> None:
+    assert running.http.post("/v1/completions", json=ASK).status_code == 401
+
+
+def test_the_key_of_openai_s_client(running: Running) -> None:
+    with openai.OpenAI(base_url=f"{running.url}/v1", api_key=KEY, max_retries=0) as client:
+        assert client.completions.create(model="any", prompt="the", max_tokens=1).choices
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/metrics", "/v1/completions", "/other"])
+def test_what_needs_the_key(running: Running, path: str) -> None:
+    assert running.http.get(path).status_code == 401
+
+
+@pytest.mark.parametrize("path", ["/", "/health"])
+def test_what_needs_no_key(running: Running, path: str) -> None:
+    assert running.http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1:8080", "[::1]:80", "LOCALHOST:1"])
+def test_names_of_the_loopback(ask: Callable[..., httpx.Response], host: str) -> None:
+    assert ask(Host=host).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "[::1", "10.0.0.1"])
+def test_another_name_that_points_here(ask: Callable[..., httpx.Response], host: str) -> None:
+    response = ask(Host=host)
+    assert response.status_code == 403
+    assert code(response) == "wrong_host"
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1"])
+def test_a_page_of_another_origin(ask: Callable[..., httpx.Response], origin: str) -> None:
+    response = ask(Origin=origin)
+    assert response.status_code == 403
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_the_own_page_may_ask(ask: Callable[..., httpx.Response], running: Running) -> None:
+    assert ask(Origin=running.url).status_code == 200
+
+
+def test_an_origin_that_is_allowed(ask: Callable[..., httpx.Response]) -> None:
+    assert ask(Origin=PAGE).headers["access-control-allow-origin"] == PAGE
+
+
+def test_a_browser_asks_first(running: Running) -> None:
+    headers = {
+        "Origin": PAGE,
+        "Access-Control-Request-Method": "POST",
+        "Access-Control-Request-Headers": "authorization",
+    }
+    response = running.http.options("/v1/completions", headers=headers)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == PAGE
+
+
+def test_a_request_that_is_too_large(running: Running) -> None:
+    response = running.http.post(
+        "/v1/completions",
+        json=ASK | {"prompt": "x" * 1000},
+        headers={"Authorization": f"Bearer {KEY}"},
+    )
+    assert response.status_code == 413
+    assert code(response) == "request_too_large"
+
+
+def test_a_request_of_unknown_size_that_is_too_large(running: Running) -> None:
+    response = running.http.post(
+        "/v1/completions",
+        content=(b" " * 100 for _ in range(11)),
+        headers={"Authorization": f"Bearer {KEY}"},
+    )
+    assert response.status_code == 413
+
+
+def test_the_page_runs_nothing_of_others(running: Running) -> None:
+    policy = running.http.get("/").headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; script-src 'nonce-")
+
+
+def test_the_address_is_loopback_by_default() -> None:
+    assert ServerConfig().is_loopback
+
+
+@pytest.mark.parametrize(
+    ("host", "expected"), [("::1", True), ("localhost", True), ("0.0.0.0", False), ("box", False)]
+)
+def test_which_addresses_are_loopback(host: str, expected: bool) -> None:
+    assert ServerConfig(host=host).is_loopback is expected
+
+
+def test_any_name_is_answered_beyond_the_loopback() -> None:
+    assert ServerConfig(host="0.0.0.0").allowed_hosts == frozenset()
+
+
+def test_a_port_that_is_taken() -> None:
+    with listen(ServerConfig(port=0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1 port {port}"):
+            listen(ServerConfig(port=port))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("port", 65536),
+        ("max_waiting", -1),
+        ("max_request_bytes", 0),
+        ("api_key", " "),
+        ("api_key", "\u00e9"),
+        ("origins", ("*",)),
+        ("origins", ("chat.example",)),
+        ("origins", ("https://chat.example/",)),
+    ],
+)
+def test_a_setting_that_is_not_allowed(name: str, value: object) -> None:
+    with pytest.raises(ConfigError):
+        ServerConfig(**{name: value})  # type: ignore[arg-type]
