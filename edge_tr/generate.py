@@ -430,7 +430,7 @@ class Decoder:
     ) -> bool:
         """Choose the next tokens, only one if ``once``; whether more can follow in this step."""
         started = perf_counter()
-        n_known, n_accepted = len(step.emitted), len(step.accepted)
+        n_known = len(step.emitted)
         if sampler is None:
             step.follow_best(stop_tokens)
             more = False
@@ -442,7 +442,7 @@ class Decoder:
         seconds = perf_counter() - started
         step.seconds += seconds
         step.stats.sample_s += seconds
-        step.stats.n_accepted += len(step.accepted) - n_accepted
+        step.stats.n_accepted += len(step.emitted) - n_known - 1 + more
         return more
 
     def _close_step(self) -> None:

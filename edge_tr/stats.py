@@ -12,7 +12,8 @@ class Stats:
 
     ``n_tokens`` counts every generated token, the one that prefill yields too; a decode step
     is one call of the target after prefill. ``n_accepted`` leaves the bonus token out. Both grow
-    while tokens come: the last one is of step number ``n_steps``, 0 being prefill.
+    while tokens come one by one: each is of step number ``n_steps`` (0 is prefill), and an accepted
+    node where ``n_accepted`` grew with it.
     ``accepted_by_depth[d]`` counts the steps whose accepted path reached depth d + 1, and
     ``drafted_by_depth[d]`` those that had a node there. Durations are seconds of wall time.
     """
