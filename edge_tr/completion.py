@@ -9,11 +9,12 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .errors import ConfigError, PromptTooLongError
+from .errors import ConfigError, EdgeTRError, ModelLoadError, PromptTooLongError
 from .stats import Stats
 from .text import Logprob, Piece, TextBuilder, Token
 
@@ -203,6 +204,28 @@ def _logprob(row: Float32, token: int, n_top: int) -> Logprob:
     wide -= np.log(np.exp(wide).sum())
     best = np.argsort(-wide, kind="stable")[:n_top]
     return Logprob(float(wide[token]), tuple((int(i), float(wide[i])) for i in best))
+
+
+def open_llama(path: Path, **options: Any) -> Llama:
+    """A drop-in ``Llama`` of a file, with errors that say what is wrong with it.
+
+    Raises
+    ------
+    ModelFileError, ModelUnsupportedError : see ``edge_tr.gguf_info.inspect``.
+    ModelLoadError : llama.cpp could not load it or had no memory for its context.
+    ConfigError, MatrixFileError : see ``Llama``.
+    """
+    from . import Llama
+    from .gguf_info import inspect
+    from .llama.library import recent_errors
+
+    inspect(path).require_text()
+    try:
+        return Llama(str(path), **options)
+    except EdgeTRError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        raise ModelLoadError(f"{path} cannot be opened: {error}; {recent_errors()}") from None
 
 
 def schema_grammar(schema: Any) -> str:

@@ -34,10 +34,17 @@ class Running:
 @contextmanager
 def serving(model: Path, *, n_ctx: int = 512, llama: dict[str, Any] | None = None,
             **config: Any) -> Iterator[Running]:  # fmt: skip
-    """Serve a model on a free port; ``config`` is for ``ServerConfig``."""
+    """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``llama`` for ``Llama``,
+    which decodes plainly if that does not say otherwise."""
     settings = ServerConfig(port=0, **config)
-    options: dict[str, Any] = {"n_ctx": n_ctx, "n_threads": 1, "verbose": False} | (llama or {})
-    with Llama(str(model), **options) as llm:
+    threads = {"n_threads": 1, "n_threads_batch": 1}
+    options: dict[str, Any] = threads | {
+        "speculative": "off",
+        "matrix_path": False,
+        "verbose": False,
+    }
+    options |= llama or {}
+    with Llama(str(model), n_ctx=n_ctx, **options) as llm:
         service = Service(llm, NAME, Embedder(model, n_threads=1), settings)
         server = Server(service)
         with listen(settings) as listener:

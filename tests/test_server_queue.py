@@ -15,6 +15,10 @@ import httpx
 import pytest
 from serving import Running, held, serving
 
+from edge_tr.tree import TreeTemplate
+
+FORCED = {"speculative": TreeTemplate.from_breadths([3, 2])}
+
 
 def ask(**options: Any) -> dict[str, Any]:
     return {"prompt": "the of and", "max_tokens": 20, "temperature": 0} | options
@@ -38,7 +42,7 @@ def wait_until_idle(running: Running) -> None:
 
 def test_concurrent_answers_are_not_mixed(tiny_model: Callable[[str], Path]) -> None:
     prompts = [f"{word} and" for word in ("the", "name", "one", "tree", "user", "draft")]
-    with serving(tiny_model("llama")) as server, ThreadPoolExecutor(6) as pool:
+    with serving(tiny_model("llama"), llama=FORCED) as server, ThreadPoolExecutor(6) as pool:
 
         def post(prompt: str) -> str:
             return text(server.http.post("/v1/completions", json=ask(prompt=prompt)))
@@ -49,7 +53,7 @@ def test_concurrent_answers_are_not_mixed(tiny_model: Callable[[str], Path]) -> 
 
 def test_concurrent_streams_are_not_mixed(tiny_model: Callable[[str], Path]) -> None:
     prompts = ["the and", "name and", "one and"]
-    with serving(tiny_model("llama")) as server, ThreadPoolExecutor(3) as pool:
+    with serving(tiny_model("llama"), llama=FORCED) as server, ThreadPoolExecutor(3) as pool:
 
         def stream(prompt: str) -> str:
             body = ask(prompt=prompt, stream=True)

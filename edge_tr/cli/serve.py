@@ -125,7 +125,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
 def _serve(
     args: argparse.Namespace, config: ServerConfig, path: Path, arguments: dict[str, Any]
 ) -> int:
-    from edge_tr import Llama
+    from edge_tr.completion import open_llama
     from edge_tr.server.embeddings import Embedder
     from edge_tr.server.run import Server, listen
     from edge_tr.server.service import Service
@@ -135,7 +135,7 @@ def _serve(
     )
     with listen(config) as listener:
         with loading(path):
-            llm = Interruptible().run(lambda: Llama(str(path), **arguments))
+            llm = Interruptible().run(lambda: open_llama(path, **arguments))
         with llm:
             service = Service(llm, path.stem, embedder, config)
             if not config.is_loopback and config.api_key is None:

@@ -28,7 +28,8 @@ class Embedder:
 
     def __init__(self, path: Path, *, n_threads: int | None = None, n_gpu_layers: int = 0) -> None:
         self._path = path
-        self._options = {"n_threads": n_threads, "n_gpu_layers": n_gpu_layers}
+        threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
+        self._options = {"n_gpu_layers": n_gpu_layers, **threads}
         self._llm: Any = None
         self._lock = threading.Lock()
 
