@@ -20,28 +20,31 @@ async def iterate(
 
     Parameters
     ----------
-    start : makes the generator.
+    start : makes the generator, in that thread too.
     cancel : makes the thread of this ident stop soon; called when the task is cancelled while it
         waits for an item.
     """
     loop = asyncio.get_running_loop()
     pool = ThreadPoolExecutor(1, "edge-tr-stream")
-    try:
-        thread = await loop.run_in_executor(pool, threading.get_ident)
-        items = start()
+    thread = await loop.run_in_executor(pool, threading.get_ident)
+
+    async def in_thread(function: Callable[..., Any], *args: Any) -> Any:
+        call = loop.run_in_executor(pool, function, *args)
         try:
-            while True:
-                item = loop.run_in_executor(pool, next, items, _END)
-                try:
-                    value = await asyncio.shield(item)
-                except asyncio.CancelledError:
-                    cancel(thread)
-                    with suppress(Exception):  # what the cancelled generator raises
-                        await item
-                    raise
-                if value is _END:
-                    return
-                yield value
+            return await asyncio.shield(call)
+        except asyncio.CancelledError:
+            while not call.done():  # it may not have come to what can be cancelled yet
+                cancel(thread)
+                await asyncio.wait({call}, timeout=0.05)
+            with suppress(Exception):  # what the cancelled call raised
+                call.result()
+            raise
+
+    try:
+        items = await in_thread(start)
+        try:
+            while (item := await in_thread(next, items, _END)) is not _END:
+                yield item
         finally:
             await loop.run_in_executor(pool, items.close)
     finally:
