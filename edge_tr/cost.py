@@ -14,6 +14,9 @@ from .errors import ConfigError
 
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
 
+LESSON = 0.01
+"""Tokens that later steps gain from what one more drafted node teaches the matrix."""
+
 _RATE_STEPS = 64
 """Steps over which the long-run rate is averaged."""
 

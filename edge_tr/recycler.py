@@ -6,7 +6,7 @@ import numpy as np
 
 from .adjacency import AdjacencyMatrix
 from .candidates import Candidates, History
-from .cost import StepCosts
+from .cost import LESSON, StepCosts
 from .draft import MAX_HARVEST, Draft
 from .errors import ConfigError
 from .kernels import candidates as kernels
@@ -29,9 +29,6 @@ _MOST_DRAFTING = 48
 
 _MARGIN = 0.05
 """Tokens that a tree must promise beyond its cost."""
-
-_LESSON = 0.01
-"""Tokens that later steps gain from what one more node teaches the matrix."""
 
 _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
@@ -155,7 +152,7 @@ class Recycler:
         if max_nodes < 1 or self._wants_plain(costs):
             return
         price = max(costs.rate, 1 / step_s[0]) / self.trust
-        lesson_s = _LESSON / price * np.arange(len(step_s))
+        lesson_s = LESSON / price * np.arange(len(step_s))
         self._grow(draft, max_nodes, max_depth, step_s - lesson_s, price)
         self._total_s += step_s[draft.n - 1]
         if draft.n == 1:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .cost import CostTable
+from .cost import LESSON, CostTable
 from .errors import ConfigError
 
 Float64 = np.ndarray[Any, np.dtype[np.float64]]
@@ -227,10 +227,12 @@ def expect(recording: Recording, costs: RelativeCosts) -> Expectation:
 def _choose(run: RecordedRun, of_nodes: Float64) -> tuple[float, float, float]:
     """Mean accepted tokens, speed and mean nodes with as many nodes as pay at each step."""
     n_most = min(run.max_nodes, len(of_nodes) - 1)
+    lessons = LESSON * np.arange(n_most + 1)
     speedup = 1.0
     for _ in range(_ROUNDS):
         price = max(speedup, 1.0) / run.trust
-        chosen = np.argmax(run.expected[:, : n_most + 1] - price * of_nodes[: n_most + 1], axis=1)
+        worth = run.expected[:, : n_most + 1] + lessons
+        chosen = np.argmax(worth - price * of_nodes[: n_most + 1], axis=1)
         n_tokens = sum(
             1 + sum(place <= n for place in places)
             for places, n in zip(run.hits, chosen, strict=True)
