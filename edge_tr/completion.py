@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import secrets
+import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from .target import Float32, Int32
 
 FinishReason = Literal["stop", "length"]
+
+_starting = threading.Lock()
+"""Held from setting a seed until the first token, when the sampler has been made with it."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +124,7 @@ class Completion:
                     break
         yield from text.finish()
 
-    def _generate(self) -> Any:
+    def _generate(self) -> Generator[int, None, None]:
         from llama_cpp import LlamaGrammar, LogitsProcessorList
 
         config = self.config
@@ -130,13 +134,19 @@ class Completion:
             processors.append(self._keep_row)
         if config.logit_bias:
             processors.append(self._add_bias)
-        self._llm.set_seed(seed)
-        return self._llm.generate(
+        generation = self._llm.generate(
             self.prompt,
             **config.sampling,
             logits_processor=LogitsProcessorList(processors) if processors else None,
             grammar=config.grammar and LlamaGrammar.from_string(config.grammar, verbose=False),
         )
+        with closing(generation):
+            with _starting:
+                self._llm.set_seed(seed)
+                token = next(generation, None)
+            while token is not None:
+                yield token
+                token = next(generation, None)
 
     def _describe(self, token: int) -> Token:
         logprob = None

@@ -1,0 +1,281 @@
+"""Plugin of the ``llm`` command: the models of edge_tr, with streaming, schemas and tools.
+
+Model names are ``edge-tr`` (the default model), ``edge-tr/NAME`` for those of
+``edge-tr model list``, and ``edge-tr/NAME`` for files that ``llm edge-tr add`` was told of.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+import llm
+from pydantic import Field
+
+from edge_tr import models
+from edge_tr.whole_file import write_whole
+
+if TYPE_CHECKING:
+    from edge_tr import Llama
+
+PREFIX = "edge-tr"
+
+
+class PromptOptions(llm.Options):
+    """Options of a prompt, ``-o NAME VALUE``."""
+
+    max_tokens: int | None = Field(None, ge=1, description="Most tokens of the answer")
+    temperature: float = Field(0.0, ge=0, description="0 takes the most probable token")
+    top_k: int = Field(40, ge=0, description="Keep the N most probable tokens; 0: all")
+    top_p: float = Field(0.95, ge=0, le=1, description="Keep this share of the probability")
+    min_p: float = Field(0.05, ge=0, le=1, description="Drop tokens below this share of the best")
+    repeat_penalty: float = Field(1.0, gt=0, description="Above 1 makes repeated tokens rarer")
+    seed: int | None = Field(None, ge=0, lt=1 << 32, description="The same seed, the same text")
+    stop: str | None = Field(None, description="Text that ends the answer")
+    n_ctx: int = Field(4096, ge=0, description="Tokens of conversation and answer together")
+    tree: str = Field("auto", description="The draft tree, as `edge-tr run --tree`; off: none")
+    threads: int | None = Field(None, ge=1, description="CPU threads; as a rule all cores")
+    exact: bool = Field(False, description="Draft only with batch widths that are bit-equal")
+
+
+class _Shared:
+    """What the sync and the async model share."""
+
+    can_stream = True
+    supports_schema = True
+    supports_tools = True
+
+    def __init__(self, model_id: str, find: Callable[[], Path]) -> None:
+        self.model_id = model_id
+        self._find = find
+
+    def _open(self, prompt: llm.Prompt) -> Llama:
+        return _open(self._find(), prompt.options)
+
+    def __str__(self) -> str:
+        return f"edge_tr: {self.model_id}"
+
+
+class EdgeTRModel(_Shared, llm.Model):
+    """A model of edge_tr."""
+
+    class Options(PromptOptions):
+        """Options of a prompt."""
+
+    def execute(
+        self,
+        prompt: llm.Prompt,
+        stream: bool,
+        response: llm.Response,
+        conversation: llm.Conversation | None = None,
+    ) -> Iterator[str]:
+        """The parts of the answer."""
+        yield from _answer(self._open(prompt), prompt, response)
+
+
+class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
+    """A model of edge_tr for asyncio; the event loop goes on while it computes."""
+
+    class Options(PromptOptions):
+        """Options of a prompt."""
+
+    async def execute(
+        self,
+        prompt: llm.Prompt,
+        stream: bool,
+        response: llm.AsyncResponse,
+        conversation: llm.AsyncConversation | None = None,
+    ) -> AsyncGenerator[str, None]:
+        """The parts of the answer."""
+        from edge_tr.aio import iterate
+
+        opened: list[Llama] = []
+
+        def start() -> Generator[str, None, None]:
+            opened.append(self._open(prompt))
+            yield from _answer(opened[0], prompt, response)
+
+        def cancel(thread: int) -> None:
+            if opened:
+                opened[0]._turns.cancel(thread)
+
+        async for text in iterate(start, cancel):
+            yield text
+
+
+def _answer(model: Llama, prompt: llm.Prompt, response: Any) -> Generator[str, None, None]:
+    """Generate the answer; its tool calls and usage go to the response."""
+    from edge_tr.completion import Completion, CompletionConfig, schema_grammar
+    from edge_tr.tools import CallFilter, parse_calls
+
+    options: Any = prompt.options
+    tools = [_tool(tool) for tool in prompt.tools]
+    names = ("top_k", "top_p", "min_p", "repeat_penalty")
+    completion = Completion(
+        model,
+        _tokens(model, [_message(message) for message in prompt.messages], tools),
+        CompletionConfig(
+            max_tokens=options.max_tokens,
+            stops=[options.stop] if options.stop else [],
+            sampling={name: getattr(options, name) for name in names}
+            | {"temp": options.temperature},
+            seed=options.seed,
+            grammar=schema_grammar(prompt.schema) if prompt.schema else None,
+        ),
+    )
+    held = CallFilter()
+    for piece in completion:
+        shown = held.add(piece.text) if tools else piece.text
+        if shown:
+            yield shown
+    calls = parse_calls(held.held, tools)
+    for call in calls:
+        response.add_tool_call(llm.ToolCall(call.name, json.loads(call.arguments)))
+    if held.held and not calls:
+        yield held.held
+    stats = completion.stats
+    response.set_usage(
+        input=len(completion.prompt),
+        output=completion.n_tokens,
+        details={"reused": stats.n_reused, "drafted": stats.n_drafted, "mat": round(stats.mat, 2)},
+    )
+
+
+def _tokens(model: Llama, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
+    """The conversation as tokens; a model without chat template continues the last message."""
+    from edge_tr.messages import ChatTemplate
+
+    has_template = "tokenizer.chat_template" in model.metadata
+    text = messages[-1]["content"]
+    if has_template:
+        text = ChatTemplate(model).render(messages, tools)
+    data = text.encode("utf-8", "replace")
+    tokens: list[int] = model.tokenize(data, add_bos=not has_template, special=has_template)
+    return tokens
+
+
+def _tool(tool: Any) -> dict[str, Any]:
+    function = {
+        "name": tool.name,
+        "description": tool.description or "",
+        "parameters": tool.input_schema or {"type": "object"},
+    }
+    return {"type": "function", "function": function}
+
+
+def _message(message: Any) -> dict[str, Any]:
+    """A message of ``llm`` as OpenAI writes it; one with tool results holds nothing else."""
+    written: dict[str, Any] = {"role": message.role, "content": ""}
+    for part in message.parts:
+        if isinstance(part, llm.parts.TextPart):
+            written["content"] += part.text
+        elif isinstance(part, llm.parts.ToolCallPart):
+            function = {"name": part.name, "arguments": json.dumps(part.arguments)}
+            call = {"id": part.tool_call_id or "", "type": "function", "function": function}
+            written.setdefault("tool_calls", []).append(call)
+        elif isinstance(part, llm.parts.ToolResultPart):
+            written["content"] += part.output
+    return written
+
+
+_opened: dict[object, Any] = {}
+_lock = threading.Lock()
+
+
+def _open(path: Path, options: Any) -> Llama:
+    """The open model; one at a time is kept, so that a conversation finds its cache again."""
+    from edge_tr.build_check import require_working_build
+    from edge_tr.cli.options import parse_tree
+    from edge_tr.completion import open_llama
+
+    key = (path, options.n_ctx, options.tree, options.threads, options.exact)
+    with _lock:
+        if key not in _opened:
+            require_working_build()
+            close()
+            _opened[key] = open_llama(
+                path,
+                n_ctx=options.n_ctx,
+                n_threads=options.threads,
+                n_threads_batch=options.threads,
+                speculative=parse_tree(options.tree),
+                exact=options.exact,
+                verbose=False,
+            )
+        opened: Llama = _opened[key]
+        return opened
+
+
+def close() -> None:
+    """Close the model that is open, where one is."""
+    while _opened:
+        _opened.popitem()[1].close()
+
+
+def _added_file() -> Path:
+    return Path(llm.user_dir()) / "edge-tr-models.json"  # type: ignore[no-untyped-call]
+
+
+def _added() -> dict[str, str]:
+    """Path of each model that was added, by name."""
+    try:
+        added: dict[str, str] = json.loads(_added_file().read_text("utf-8"))
+    except FileNotFoundError:
+        return {}
+    return added
+
+
+def _keep(added: dict[str, str]) -> None:
+    text = json.dumps(added, indent=1, ensure_ascii=False) + "\n"
+    write_whole(_added_file(), lambda stream: stream.write(text.encode()))
+
+
+@llm.hookimpl
+def register_models(register: Callable[..., None]) -> None:
+    """Tell ``llm`` of every model."""
+    finders: dict[str, Callable[[], Path]] = {PREFIX: partial(models.path, models.DEFAULT)}
+    for entry in models.available():
+        if entry.kind in ("shipped", "quantised"):
+            finders[f"{PREFIX}/{entry.name}"] = partial(models.path, entry.name)
+    for name, path in _added().items():
+        finders[f"{PREFIX}/{name}"] = partial(Path, path)
+    for model_id, find in finders.items():
+        register(EdgeTRModel(model_id, find), AsyncEdgeTRModel(model_id, find))
+
+
+@llm.hookimpl
+def register_commands(cli: click.Group) -> None:
+    """Add ``llm edge-tr``."""
+
+    @cli.group(name=PREFIX)
+    def group() -> None:
+        """GGUF files as models of edge_tr"""
+
+    @group.command()
+    @click.argument("name")
+    @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
+    def add(name: str, path: Path) -> None:
+        """Make a GGUF file the model edge-tr/NAME"""
+        from edge_tr.gguf_info import inspect
+
+        try:
+            inspect(path).require_text()
+        except Exception as error:
+            raise click.ClickException(str(error)) from None
+        _keep(_added() | {name: str(path.resolve())})
+        click.echo(f"{PREFIX}/{name} is {path.resolve()}")
+
+    @group.command()
+    @click.argument("name")
+    def remove(name: str) -> None:
+        """Forget the model edge-tr/NAME; its file stays"""
+        added = _added()
+        if name not in added:
+            raise click.ClickException(f"no model was added as {name!r}")
+        del added[name]
+        _keep(added)
