@@ -11,6 +11,8 @@ from edge_tr import Llama
 from edge_tr.tree import TreeTemplate
 
 PAPER = TreeTemplate.paper()
+NINE = TreeTemplate([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)])
+"""For a real model, with which the paper's tree takes long."""
 
 EXACT = {
     "n_ctx": 512,
