@@ -20,6 +20,12 @@ def can_draw() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def heading(result: dict[str, Any]) -> str:
+    """Title of a result, with its model where it is about one."""
+    title = str(result["title"])
+    return title if "files" in result else f"{title}: {result['model']['name']}"
+
+
 def draw(result: dict[str, Any]) -> bytes | None:
     """A result as PNG; None where matplotlib is missing, or there is nothing to draw."""
     rows = [row for row in result["rows"] if row["method"] not in (PLAIN, AGAIN)]
@@ -35,7 +41,7 @@ def draw(result: dict[str, Any]) -> bytes | None:
         _part_bars(axes, [row for row in result["rows"] if row.get("parts_ms")])
     else:
         _ratio_bars(axes, [row for row in rows if row.get("all", {}).get("ratio")])
-    axes.set_title(f"{result['title']}: {result['model']['name']}", loc="left")
+    axes.set_title(heading(result), loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     image = io.BytesIO()
     figure.savefig(image, format="png")

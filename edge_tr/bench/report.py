@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from edge_tr.bench.pictures import PARTS, draw
+from edge_tr.bench.pictures import PARTS, draw, heading
 from edge_tr.bench.runner import AGAIN, PLAIN
 
 PAGE = "index.html"
@@ -89,6 +89,13 @@ def text_table(result: dict[str, Any]) -> list[str]:
             f"{_three(whole.get('ratio')):>13}{_three(whole.get('ratio_mean')):>8}"
             f"{bounds:>16}{whole['n']:>5}"
         )
+    if result.get("parts"):
+        lines += [
+            f"{label(row)}, ms a step: "
+            + ", ".join(f"{name} {ms:.3f}" for name, ms in row["parts_ms"].items())
+            for row in result["rows"]
+            if "parts_ms" in row
+        ]
     lines += [f"{key}: not measured: {why}" for key, why in result["unavailable"].items()]
     lines += verdict(result)
     if "violations" in result:
@@ -129,7 +136,7 @@ def html(results: Sequence[dict[str, Any]], pictures: dict[str, bytes]) -> str:
 
 def _section(result: dict[str, Any], picture: bytes | None) -> list[str]:
     parts = [
-        f"<h2>{escape(result['title'])}: {escape(result['model']['name'])}</h2>",
+        f"<h2>{escape(heading(result))}</h2>",
         f"<p class='note'>{escape(result['about'])}</p>",
     ]
     if result.get("kind") == "expectation":

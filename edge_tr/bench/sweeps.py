@@ -26,6 +26,7 @@ from edge_tr.cost_cache import costs_of
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.models.fetch import sha256_of
 from edge_tr.session import Session
 from edge_tr.simulate import expect, read_recording, relative_costs
 from edge_tr.topk import default_threads
@@ -34,7 +35,8 @@ from edge_tr.tree import TreeTemplate
 LENGTHS = (512, 2048, 8192, 32768)
 QUANTISATIONS = ("smollm2-f16", "smollm2-q8_0", "smollm2-q4_1", "smollm2-q4_0", "smollm2-q4_k_m")
 SHAPES = ("0.5b", "1b", "3b", "8b")
-_PROMPTS = 2
+_LONG = 8192
+"""Length from which one prompt is enough: reading it takes most of the time."""
 
 Say = Callable[[str], None]
 
@@ -95,10 +97,11 @@ def context_lengths(
 def long_questions(session: Session, length: int) -> list[Question]:
     """Prompts of about so many tokens: parts of Python's standard library, each other ones."""
     room = max(16, length - 64)  # for the chat template and the question itself
-    text = "".join(standard_library(12 * length * _PROMPTS))
+    n_prompts = 1 if length >= _LONG else 2
+    text = "".join(standard_library(12 * length * n_prompts))
     tokens = session.model.tokenize(text, add_special=False, parse_special=False)
     questions = []
-    for i in range(_PROMPTS):
+    for i in range(n_prompts):
         part = session.model.detokenize(tokens[i * room : (i + 1) * room].tolist())
         wanted = "Explain in plain words what this code does.\n\n" + part.decode("utf-8", "replace")
         questions.append(Question(f"{length} tokens/{i}", f"{length} tokens", (wanted,)))
@@ -118,15 +121,18 @@ def quantisations(
     """Plain, paper and automatic on several files of one model."""
     found: list[Record] = []
     unavailable: dict[str, str] = {}
+    files: dict[str, str] = {}
     for name in names:
-        with open_session(models.path(name, progress), context, n_gpu_layers, progress) as session:
+        path = models.path(name, progress)
+        files[name] = sha256_of(path)
+        with open_session(path, context, n_gpu_layers, progress) as session:
             setup = Setup(session, (), n_tokens)
             runner = Runner(
                 session, _setting_cases(setup, name), records, n_tokens=n_tokens, phase="quant"
             )
             found += runner.run(questions)
             unavailable |= runner.unavailable
-    return _result(found, unavailable)
+    return _result(found, unavailable) | {"files": files}
 
 
 def shapes(
@@ -175,6 +181,7 @@ def shapes(
     return {
         "rows": rows,
         "kind": "expectation",
+        "files": {size: f"shape-{size}-{quantisation}" for size in sizes},
         "acceptance": recording.about,
         "unavailable": {},
         "answers": [],

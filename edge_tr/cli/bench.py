@@ -189,7 +189,7 @@ def _list(text: str | None) -> tuple[str, ...]:
 
 def _measure(args: argparse.Namespace, wanted: Options) -> int:
     from edge_tr.bench.job import run_job, without_answers
-    from edge_tr.bench.pictures import can_draw
+    from edge_tr.bench.pictures import can_draw, heading
     from edge_tr.bench.report import text_table, write_report
 
     wanted.out.mkdir(parents=True, exist_ok=True)
@@ -197,7 +197,7 @@ def _measure(args: argparse.Namespace, wanted: Options) -> int:
     for name in _EXPERIMENTS if args.experiment == "all" else (args.experiment,):
         note(f"{name}: {_EXPERIMENTS[name]}")
         result = without_answers(run_job(name, wanted, note))
-        write("\n".join([f"{result['title']}: {result['model']['name']}", *text_table(result), ""]))
+        write("\n".join([heading(result), *text_table(result), ""]))
         if args.out:
             note(f"report: {write_report(args.out)}")
     if args.out and not can_draw():
