@@ -203,8 +203,22 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         flush=True,
     )
     start = time.monotonic()
+    code = run_logged(command, log_path, environment)
+    built = next(work.glob("*.whl"), None)
+    if code != 0 or built is None:
+        raise NativeBuildError(_failure_text(plan, log_path))
+    log_path.replace(plan.folder / "build.log")
+    print(f"built in {time.monotonic() - start:.0f} s", flush=True)
+    return built
+
+
+def run_logged(
+    command: list[str], log_path: Path, environment: dict[str, str] | None = None
+) -> int:
+    """Run a command, its output at the end of the log; a line is printed for every tenth of the
+    compile steps. Its exit code."""
     with (
-        log_path.open("w", encoding="utf-8", errors="replace") as log,
+        log_path.open("a", encoding="utf-8", errors="replace") as log,
         subprocess.Popen(
             command,
             env=environment,
@@ -216,18 +230,11 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         ) as process,
     ):
         assert process.stdout is not None
-        follow(process.stdout, log)
-    code = process.returncode
-    built = next(work.glob("*.whl"), None)
-    if code != 0 or built is None:
-        raise NativeBuildError(_failure_text(plan, log_path))
-    log_path.replace(plan.folder / "build.log")
-    print(f"built in {time.monotonic() - start:.0f} s", flush=True)
-    return built
+        _follow(process.stdout, log)
+    return process.returncode
 
 
-def follow(lines: Any, log: Any) -> None:
-    """Copy lines to the log; print a line for every tenth of the compile steps."""
+def _follow(lines: Any, log: Any) -> None:
     shown = 0
     for line in lines:
         log.write(line)

@@ -11,7 +11,6 @@ import argparse
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tarfile
 import tempfile
@@ -23,7 +22,7 @@ sys.path.insert(0, str(ROOT))
 
 from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.paths import cache_dir  # noqa: E402
-from native.build import PACKAGE, PRESETS, Plan, follow, job_count, make_plan  # noqa: E402
+from native.build import PACKAGE, PRESETS, Plan, job_count, make_plan, run_logged  # noqa: E402
 
 PROGRAMS = ("llama-server", "llama-lookahead", "llama-lookup")
 ABOUT = "peers.json"
@@ -91,7 +90,9 @@ def _fetch(plan: Plan, work: Path, log: Path) -> Path:
     if archive is None:
         raise NativeBuildError(f"pip brought no source archive of {wanted}; see {log}")
     with tarfile.open(archive) as tar:
-        tar.extractall(work, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            tar.extraction_filter = tarfile.data_filter
+        tar.extractall(work)
     return next(work.glob("*/vendor/llama.cpp"))
 
 
@@ -117,21 +118,7 @@ def _compile(plan: Plan, source: Path, work: Path, log: Path) -> Path:
 
 
 def _run(command: list[str], log: Path, environment: dict[str, str] | None = None) -> None:
-    with (
-        log.open("a", encoding="utf-8", errors="replace") as file,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process,
-    ):
-        assert process.stdout is not None
-        follow(process.stdout, file)
-    if process.returncode != 0:
+    if run_logged(command, log, environment) != 0:
         tail = "\n  ".join(log.read_text("utf-8", errors="replace").splitlines()[-10:])
         raise NativeBuildError(f"{command[0]} failed.\n  {tail}\nwhole log: {log}")
 
