@@ -44,7 +44,7 @@ on from where it was if it is started again with the same --out.
 """
 _EPILOG = (
     "experiments:\n"
-    + "\n".join(f"  {name:<12}{what}" for name, what in {**_EXPERIMENTS, **_OTHER}.items())
+    + "\n".join(f"  {name:<13}{what}" for name, what in {**_EXPERIMENTS, **_OTHER}.items())
     + """
 
 examples:
@@ -101,8 +101,18 @@ def _add_measuring(parser: argparse.ArgumentParser) -> None:
         help="directory of spec_bench.jsonl and mbpp.jsonl, or one file of that format (default: "
         "../shared/data beside a clone, else the small set that comes with edge-tr)",
     )
-    group.add_argument("--per-category", type=int, metavar="N", help="questions of each category")
-    group.add_argument("--tokens", type=int, metavar="N", help="most tokens of each answer")
+    group.add_argument(
+        "--per-category",
+        type=int,
+        metavar="N",
+        help="questions of each category (default 10 in main, 2 in the others, 1 with --quick)",
+    )
+    group.add_argument(
+        "--tokens",
+        type=int,
+        metavar="N",
+        help="most tokens of each answer (default 128 in main, 64 in the others)",
+    )
     group.add_argument("--methods", metavar="A,B", help="only these methods beside plain decoding")
     group.add_argument("--values", metavar="A,B", help="only these lengths, models or sizes")
     group.add_argument(
