@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -103,10 +104,18 @@ def serve(args: argparse.Namespace) -> int:
 
     require_extra()
     options.prepare_llama(args)
+    logging.getLogger("edge_tr").addHandler(_Notes(logging.WARNING))
     config = _config(args)
     arguments = options.llama_arguments(args)
     path = options.model_path(args)
     return _serve(args, config, path, arguments)
+
+
+class _Notes(logging.Handler):
+    """Shows warnings of the package as notes."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        note(self.format(record))
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:
