@@ -9,12 +9,11 @@ from typing import Any
 import numpy as np
 
 from edge_tr.cost import measured_widths
-from edge_tr.draft import Draft
-from edge_tr.lanes import LaneCache
 from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
-from edge_tr.target import Batch, Float32
+from edge_tr.target import Float32
 from edge_tr.topk import TopK
+from edge_tr.trial import Trial
 
 _WARM = 2
 """Steps of a width before the first one that counts: a CUDA graph is captured at the second."""
@@ -22,7 +21,7 @@ _WARM = 2
 _ROUNDS = 5
 
 
-class StepMeter:
+class StepMeter(Trial):
     """Times decode steps of random tokens: trees in which every node has two children.
 
     Parameters
@@ -32,27 +31,11 @@ class StepMeter:
     n_threads : threads of the top-k.
     """
 
-    def __init__(self, target: LlamaTarget, *, max_width: int, n_threads: int = 1) -> None:
-        rng = np.random.default_rng(0)
-        self.target = target
-        self.max_width = max_width
-        self.tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
-        self.topk = TopK(8, n_threads)
-        self.lanes = LaneCache(target)
-        self.lanes.recover(0)
-        self.batch = Batch(target.n_batch, target.n_lanes)
-        self.draft = Draft(max_width)
+    target: LlamaTarget
 
-    def read(self, n_past: int) -> float:
-        """Extend the past to ``n_past`` tokens; the tokens read per second."""
-        started, before = perf_counter(), self.lanes.n_past
-        while self.lanes.n_past < n_past:
-            first = self.lanes.n_past
-            n = min(self.target.n_batch, n_past - first)
-            self.batch.set_chain(self.tokens[first : first + n], first, want_rows=1)
-            self.target.decode(self.batch)
-            self.lanes.extend(n)
-        return (n_past - before) / (perf_counter() - started)
+    def __init__(self, target: LlamaTarget, *, max_width: int, n_threads: int = 1) -> None:
+        super().__init__(target, max_width)
+        self.topk = TopK(8, n_threads)
 
     def step(self, width: int) -> dict[str, float]:
         """One step of ``width`` tokens, taken back afterwards; milliseconds of its parts."""
@@ -97,17 +80,8 @@ class StepMeter:
         return {"queue": 1e3 * (t1 - t0), "decode": 1e3 * (t2 - t0)}
 
     def _plant(self, width: int) -> None:
-        n_past, draft = self.lanes.n_past, self.draft
-        draft.reset(int(self.tokens[n_past]), n_past=n_past)
-        nodes = np.arange(1, width)
-        arity = 2 if self.target.n_lanes > width // 2 else 1
-        draft.parent[1:width] = (nodes - 1) // arity
-        draft.token[1:width] = self.tokens[n_past - nodes % n_past]
-        draft.depth[1:width] = np.log2(nodes + 1).astype(np.int32) if arity == 2 else nodes
-        draft.n = width
-        draft.plan()
-        self.lanes.sync(draft.n_lanes)
-        draft.fill(self.batch, self.tokens[n_past : n_past + 1])
+        self.grow(width)
+        self.plant()
 
 
 def staircase(
@@ -119,7 +93,9 @@ def staircase(
     end are reused; ``changing`` measures what a step costs when each differs from the one
     before. A width that no longer fits before ``stop`` (of ``perf_counter``) is left out.
     """
-    prefill_tps = meter.read(n_past)
+    started, before = perf_counter(), meter.lanes.n_past
+    meter.read(n_past)
+    prefill_tps = (n_past - before) / (perf_counter() - started)
     taken: dict[str, dict[int, float]] = {}
     for width in widths:
         if perf_counter() > stop:

@@ -8,11 +8,10 @@ from time import perf_counter
 import numpy as np
 
 from .cost import CostTable, measured_widths, median_table
-from .draft import Draft
 from .errors import ConfigError
-from .lanes import LaneCache
-from .target import Batch, Int32, TargetModel
+from .target import TargetModel
 from .topk import TopK
+from .trial import Trial
 
 _STEADY = 0.15
 """A plain step may differ by this share before and after; else the machine was busy."""
@@ -49,11 +48,11 @@ def measure_costs(
     highest = min(target.n_batch, target.n_ctx // 4)
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
-    rng = np.random.default_rng(seed)
-    tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
-    meter = _Meter(target, tokens, TopK(k, n_threads), max_width)
+    meter = _Meter(target, TopK(k, n_threads), max_width, seed)
     short = min(64, target.n_ctx // 4)
-    token_s = meter.read(short) / short
+    started = perf_counter()
+    meter.read(short)
+    token_s = (perf_counter() - started) / short
     row_s = meter.row_s(min(48, target.n_batch))
     meter.change_s = meter.measure_change()
     room = target.n_ctx - 2 * max_width - 1
@@ -95,28 +94,12 @@ def _sample(
     return samples
 
 
-class _Meter:
-    def __init__(self, target: TargetModel, tokens: Int32, topk: TopK, max_width: int) -> None:
-        self.target = target
-        self.tokens = tokens
+class _Meter(Trial):
+    def __init__(self, target: TargetModel, topk: TopK, max_width: int, seed: int) -> None:
+        super().__init__(target, max_width, seed)
         self.topk = topk
-        self.lanes = LaneCache(target)
-        self.lanes.recover(0)
-        self.batch = Batch(target.n_batch, target.n_lanes)
-        self.draft = Draft(max_width)
         self.change_s = 0.0
         self._last_width = 0
-
-    def read(self, n_past: int) -> float:
-        """Extend the past to ``n_past`` tokens; the seconds it took."""
-        started = perf_counter()
-        while self.lanes.n_past < n_past:
-            first = self.lanes.n_past
-            n = min(self.target.n_batch, n_past - first)
-            self.batch.set_chain(self.tokens[first : first + n], first, want_rows=1)
-            self.target.decode(self.batch)
-            self.lanes.extend(n)
-        return perf_counter() - started
 
     def row_s(self, n: int) -> float:
         """Seconds that one more row of logits costs, from chains of ``n`` tokens."""
@@ -134,19 +117,11 @@ class _Meter:
     def step(self, width: int) -> float:
         """Decode one tree of ``width`` tokens and take it back; seconds, without ``change_s``
         where the step before was not as wide."""
-        n_past, draft, batch = self.lanes.n_past, self.draft, self.batch
-        draft.reset(int(self.tokens[n_past]), n_past=n_past)
-        arity = 2 if self.target.n_lanes > width // 2 else 1
-        for i in range(1, width):
-            draft.parent[i] = (i - 1) // arity
-            draft.depth[i] = draft.depth[draft.parent[i]] + 1
-            draft.token[i] = self.tokens[n_past - i % n_past]
-        draft.n = width
+        n_past = self.lanes.n_past
+        self.grow(width)
         started = perf_counter()
-        draft.plan()
-        self.lanes.sync(draft.n_lanes)
-        draft.fill(batch, self.tokens[n_past : n_past + 1])
-        self.topk(self.target.decode(batch))
+        self.plant()
+        self.topk(self.target.decode(self.batch))
         self.lanes.rewind(n_past)
         seconds = perf_counter() - started
         if width != self._last_width:
@@ -156,6 +131,6 @@ class _Meter:
 
     def measure_change(self) -> float:
         """Seconds that a step takes longer when it is not as wide as the one before."""
-        widths = (1, 2, 1, self.draft.capacity // 8 + 2)
+        widths = (1, 2, 1, self.max_width // 8 + 2)
         pairs = [(self.step(width), self.step(width)) for _ in range(5) for width in widths]
         return max(0.0, float(np.median([changed - same for changed, same in pairs])))

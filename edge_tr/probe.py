@@ -10,10 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .draft import Draft
 from .errors import ConfigError
-from .lanes import LaneCache
-from .target import Batch, Float32, Int32, TargetModel
+from .target import Float32, TargetModel
+from .trial import Trial
 
 
 @dataclass(frozen=True)
@@ -54,8 +53,7 @@ def probe_widths(
     highest = min(target.n_batch, target.n_ctx // 4)
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
-    tokens = np.random.default_rng(seed).integers(0, target.n_vocab, target.n_ctx)
-    prober = _Prober(target, tokens.astype(np.int32), max_width)
+    prober = _Prober(target, max_width, seed)
     tried = tuple(sorted({min(n, target.n_ctx - max_width - 1) for n in contexts}))
     chain_width = tree_width = max_width
     for n_past in tried:
@@ -66,34 +64,21 @@ def probe_widths(
     return WidthProbe(max_width, chain_width, tree_width if target.n_lanes > 1 else 1, tried)
 
 
-class _Prober:
-    def __init__(self, target: TargetModel, tokens: Int32, max_width: int) -> None:
-        self.target = target
-        self.tokens = tokens
-        self.max_width = max_width
-        self.lanes = LaneCache(target)
-        self.batch = Batch(target.n_batch, target.n_lanes)
-        self.draft = Draft(max_width)
+class _Prober(Trial):
+    def __init__(self, target: TargetModel, max_width: int, seed: int) -> None:
+        super().__init__(target, max_width, seed)
         self.reference: list[Float32] = []
 
     def read_past(self, n_past: int) -> None:
         """Read the past, then the next tokens one at a time for their rows."""
         self.lanes.recover(0)
         self.reference.clear()
-        while self.lanes.n_past < n_past:
-            n = min(self.target.n_batch, n_past - self.lanes.n_past)
-            self._decode_chain(n)
-            self.lanes.extend(n)
-        for i in range(self.max_width):
-            self.reference.append(self._decode_chain(1)[0].copy())
+        self.read(n_past)
+        for i in range(n_past, n_past + self.max_width):
+            self.batch.set_one(int(self.tokens[i]), i)
+            self.reference.append(self.target.decode(self.batch)[0].copy())
             self.lanes.extend(1)
-            assert self.lanes.n_past == n_past + i + 1
         self.lanes.rewind(n_past)
-
-    def _decode_chain(self, n: int) -> Float32:
-        first = self.lanes.n_past
-        self.batch.set_chain(self.tokens[first : first + n], first, want_rows=1)
-        return self.target.decode(self.batch)
 
     def widest_equal(self, limit: int, *, branches: int) -> int:
         """Widest width up to which every width is bit-equal."""
@@ -123,9 +108,7 @@ class _Prober:
                     draft.depth[draft.n] = depth
                     ends[branch] = draft.n
                     draft.n += 1
-        draft.plan()
-        self.lanes.sync(draft.n_lanes)
-        draft.fill(self.batch, text[:1])
+        self.plant()
         rows = self.target.decode(self.batch)
         node, same = ends[1], True
         while node >= 0:
