@@ -3,8 +3,10 @@ from __future__ import annotations
 import pytest
 from fake_target import FakeTarget
 
+from edge_tr import measure
 from edge_tr.errors import ConfigError
 from edge_tr.measure import measure_costs
+from edge_tr.target import Batch, Float32
 
 
 def test_every_width_is_measured_and_the_cache_left_empty() -> None:
@@ -44,3 +46,48 @@ def test_progress_is_told() -> None:
 def test_a_width_that_does_not_fit_is_refused(max_width: int) -> None:
     with pytest.raises(ConfigError, match=f"max_width {max_width} is not allowed"):
         measure_costs(FakeTarget(n_ctx=200, n_batch=32), max_width=max_width)
+
+
+class TimedTarget(FakeTarget):
+    """Its decode steps take ``seconds(n_calls, width)`` of a clock of its own."""
+
+    now = 0.0
+    n_calls = 0
+    busy_until = 0
+    change_s = 0.0
+    last_width = 0
+
+    def decode(self, batch: Batch) -> Float32:
+        self.n_calls += 1
+        slow = 3.0 if self.n_calls < self.busy_until else 1.0
+        self.now += slow * (0.010 + 0.002 * batch.n) + self.change_s * (batch.n != self.last_width)
+        self.last_width = batch.n
+        return super().decode(batch)
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> TimedTarget:
+    target = TimedTarget(n_ctx=200, n_batch=32)
+    monkeypatch.setattr(measure, "perf_counter", lambda: target.now)
+    return target
+
+
+def test_the_seconds_are_those_of_the_steps(timed: TimedTarget) -> None:
+    table = measure_costs(timed, max_width=8)
+    assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
+    assert table.change_s == pytest.approx(0)
+
+
+def test_what_a_change_of_the_width_costs_stands_apart(timed: TimedTarget) -> None:
+    timed.change_s = 0.003
+    table = measure_costs(timed, max_width=8)
+    assert table.change_s == pytest.approx(0.003)
+    assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
+
+
+def test_a_machine_that_was_busy_is_measured_again(timed: TimedTarget) -> None:
+    lines: list[str] = []
+    timed.busy_until = 190  # nearly to the end of the first round
+    table = measure_costs(timed, max_width=8, budget_s=4.0, progress=lines.append)
+    assert lines[1:] == ["the machine was busy with something else; measuring again"]
+    assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
