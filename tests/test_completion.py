@@ -125,6 +125,15 @@ def test_a_stop_ends_the_text(drafting: Llama) -> None:
     assert completion.finish_reason == "stop"
 
 
+def test_a_stop_within_the_limit_counts_before_it(drafting: Llama) -> None:
+    pieces = list(answer(drafting))
+    for n, piece in enumerate(pieces[:20], 1):
+        if piece.text not in "".join(before.text for before in pieces[: n - 1]):
+            completion = answer(drafting, stops=[piece.text], max_tokens=n)
+            assert text_of(completion) == "".join(before.text for before in pieces[: n - 1])
+            assert completion.finish_reason == "stop"
+
+
 def test_an_end_token_ends_the_text(drafting: Llama) -> None:
     completion = answer(drafting, logit_bias={drafting.token_eos(): 100.0})
     assert text_of(completion) == ""

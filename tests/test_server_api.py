@@ -152,6 +152,25 @@ def test_a_grammar_is_followed(chat: Callable[..., Any]) -> None:
     assert answer.message.content in ("yes", "no")
 
 
+def test_characters_of_several_tokens_come_whole(chat: Callable[..., Any]) -> None:
+    text = "\U0001f600\u4e2d\u6587\U0001f600"
+    stream = chat(extra_body={"grammar": f'root ::= "{text}"'}, max_tokens=100, stream=True)
+    parts = [chunk.choices[0].delta.content for chunk in stream]
+    assert [part for part in parts if part] == list(text)
+
+
+def test_nothing_of_a_stop_is_streamed(chat: Callable[..., Any]) -> None:
+    form = {"grammar": 'root ::= "one two three four five"'}
+    stream = chat(extra_body=form, stop=" three fou", max_tokens=100, stream=True)
+    assert text_of(stream) == ("one two", "stop")
+
+
+def test_what_looks_like_a_stop_is_streamed_after_all(chat: Callable[..., Any]) -> None:
+    form = {"grammar": 'root ::= "one two three five"'}
+    stream = chat(extra_body=form, stop=" three fou", max_tokens=100, stream=True)
+    assert text_of(stream) == ("one two three five", "stop")
+
+
 @pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "add"}}])
 def test_a_tool_must_be_called(chat: Callable[..., Any], choice: Any) -> None:
     tools = [ADD] if choice == "required" else [FIND, ADD]

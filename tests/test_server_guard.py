@@ -140,8 +140,29 @@ def test_which_addresses_are_loopback(host: str, expected: bool) -> None:
     assert ServerConfig(host=host).is_loopback is expected
 
 
-def test_any_name_is_answered_beyond_the_loopback() -> None:
-    assert ServerConfig(host="0.0.0.0").allowed_hosts == frozenset()
+@pytest.mark.parametrize(
+    ("host", "name", "expected"),
+    [
+        ("127.0.0.1", "10.0.0.1", False),
+        ("127.0.0.1", "127.0.0.2", True),
+        ("127.0.0.1", "box", False),
+        ("127.0.0.1", "chat.example", True),
+        ("0.0.0.0", "10.0.0.1", True),
+        ("0.0.0.0", "fe80::1", True),
+        ("0.0.0.0", "box", True),
+        ("0.0.0.0", "box.local", True),
+        ("0.0.0.0", "localhost", True),
+        ("0.0.0.0", "chat.example", True),
+        ("0.0.0.0", "evil.example", False),
+        ("0.0.0.0", None, False),
+    ],
+)
+def test_names_that_requests_may_be_addressed_to(
+    host: str, name: str | None, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("socket.gethostname", lambda: "Box")
+    config = ServerConfig(host=host, hosts=("chat.example",))
+    assert config.allows_host(name) is expected
 
 
 def test_a_port_that_is_taken() -> None:

@@ -78,8 +78,8 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="answer only requests addressed to this name (repeatable; default: localhost when "
-        "listening there, else any)",
+        help="answer requests addressed to this name too, beside this machine's own names and "
+        "addresses (repeatable)",
     )
     group.add_argument(
         "--max-waiting",
@@ -126,7 +126,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
     return ServerConfig(
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         origins=tuple(args.origin),
-        hosts=tuple(args.allow_host),
+        hosts=tuple(name.lower() for name in args.allow_host),
         **given,
     )
 

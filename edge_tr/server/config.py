@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import socket
 from dataclasses import dataclass
 
 from edge_tr.errors import ConfigError
@@ -17,8 +18,7 @@ class ServerConfig:
     host, port : where to listen; port 0 takes a free one.
     api_key : what clients must send as bearer token; None asks for nothing.
     origins : pages of other origins whose scripts may ask, such as ``https://chat.example``.
-    hosts : names that requests may be addressed to; empty takes those of the loopback
-        interface when listening there, and any name elsewhere.
+    hosts : further names that requests may be addressed to; see ``allows_host``.
     max_waiting : requests that may wait while one is answered.
     max_request_bytes : largest body of a request.
     """
@@ -52,16 +52,29 @@ class ServerConfig:
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the server."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        address = _address(self.host)
+        return self.host == "localhost" or (address is not None and address.is_loopback)
 
-    @property
-    def allowed_hosts(self) -> frozenset[str]:
-        """Host names, in lower case, that requests may be addressed to; empty allows any."""
-        if self.hosts or not self.is_loopback:
-            return frozenset(host.lower() for host in self.hosts)
-        return frozenset({"localhost", "127.0.0.1", "::1", self.host})
+    def allows_host(self, name: str | None) -> bool:
+        """Whether a request may be addressed to a name.
+
+        Those of the loopback interface when listening there; else this machine's own name and
+        any IP address. A page of somebody else that makes its own name point here (DNS
+        rebinding) has another name.
+        """
+        if name is None:
+            return False
+        if name in (self.host, *self.hosts, "localhost"):
+            return True
+        address = _address(name)
+        if self.is_loopback:
+            return address is not None and address.is_loopback
+        own = socket.gethostname().lower()
+        return address is not None or name in (own, f"{own}.local")
+
+
+def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+    try:
+        return ipaddress.ip_address(name)
+    except ValueError:
+        return None

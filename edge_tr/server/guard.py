@@ -19,14 +19,12 @@ _OPEN_PATHS = frozenset({"/", "/health"})
 class Guard:
     """Middleware that refuses requests which may not be answered.
 
-    On the loopback interface a request must be addressed to a loopback name, so that a page
-    which makes its own name point here (DNS rebinding) gets nothing. A browser's request from
-    another page is refused unless its origin is allowed.
+    A request must be addressed to a name of this machine, and a browser's request from another
+    page is refused unless its origin is allowed.
     """
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app, self._config = app, config
-        self._hosts = config.allowed_hosts
         self._key = None if config.api_key is None else config.api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -40,9 +38,11 @@ class Guard:
 
     def _check(self, path: str, method: str, scheme: str, headers: Headers) -> None:
         host = headers.get("host", "")
-        if self._hosts and _name(host) not in self._hosts:
+        if not self._config.allows_host(_name(host)):
             raise RequestError(
-                403, f"this server does not answer to the host {host!r}", code="wrong_host"
+                403,
+                f"this server does not answer to the host {host!r}; --allow-host adds a name",
+                code="wrong_host",
             )
         origin = headers.get("origin")
         if origin is not None and origin not in (f"{scheme}://{host}", *self._config.origins):
