@@ -187,7 +187,8 @@ def _table(table: CostTable) -> list[str]:
     for i, width in enumerate(table.widths):
         cells = [f"{row[i] * 1e3:>12.2f}{row[i] / row[0]:>12.2f}" for row in table.seconds]
         lines.append(f"{width:>6}{''.join(cells)}")
-    return lines
+    changed = f"{table.change_s * 1e3:.2f} ms longer"
+    return [*lines, f"A step that is not as wide as the one before takes {changed}."]
 
 
 def _choice(e: Expectation) -> str:
