@@ -130,8 +130,9 @@ class StockLookup:
         self._llama.reset()
         try:
             outcome = collect(until_end(self._steps(prompt, n_tokens), self._stop_tokens))
-        except ValueError as error:  # what it raises once a prompt is longer than a batch
-            return Outcome(error=f"ValueError: {error}")
+        # What it raises once a prompt is longer than a batch, and where nothing can be rewound.
+        except (ValueError, RuntimeError) as error:
+            return Outcome(error=f"{type(error).__name__}: {error}")
         outcome.n_steps = self._n_evals
         return outcome
 

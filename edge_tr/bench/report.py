@@ -66,6 +66,16 @@ def verdict(result: dict[str, Any]) -> list[str]:
     return lines
 
 
+def missing(result: dict[str, Any]) -> list[str]:
+    """What was not measured, or failed at some prompts, and why."""
+    lines = [f"{key}: not measured: {why}" for key, why in result["unavailable"].items()]
+    for row in result["rows"]:
+        errors = row.get("errors")
+        if errors:
+            lines.append(f"{label(row)}: failed at {errors['n']} prompts: {errors['first']}")
+    return lines
+
+
 def text_table(result: dict[str, Any]) -> list[str]:
     """The rows for a terminal."""
     if result.get("kind") == "memory":
@@ -96,7 +106,7 @@ def text_table(result: dict[str, Any]) -> list[str]:
             for row in result["rows"]
             if "parts_ms" in row
         ]
-    lines += [f"{key}: not measured: {why}" for key, why in result["unavailable"].items()]
+    lines += missing(result)
     lines += verdict(result)
     if "violations" in result:
         lines.append(f"violations of our own methods: {result['violations']}")
@@ -153,8 +163,7 @@ def _section(result: dict[str, Any], picture: bytes | None) -> list[str]:
         parts += ["<details><summary>What each method is</summary><ul>"]
         parts += [f"<li>{escape(row['method'])}: {escape(row['about'])}</li>" for row in known]
         parts += ["</ul></details>"]
-    for key, why in result["unavailable"].items():
-        parts.append(f"<p class='note'>{escape(key)}: not measured: {escape(why)}</p>")
+    parts += [f"<p class='note'>{escape(line)}</p>" for line in missing(result)]
     if "equality" in result:
         parts += _equality(result)
     return parts
