@@ -66,7 +66,7 @@ def test_concurrent_streams_are_not_mixed(tiny_model: Callable[[str], Path]) -> 
 
 
 @contextmanager
-def begun(running: Running, body: dict[str, Any]) -> Iterator[None]:
+def streaming(running: Running, body: dict[str, Any]) -> Iterator[None]:
     """A stream whose first line was read; the client leaves at the end of the block."""
     with running.http.stream("POST", "/v1/completions", json=body) as response:
         lines = response.iter_lines()
@@ -77,7 +77,7 @@ def begun(running: Running, body: dict[str, Any]) -> Iterator[None]:
 def test_more_requests_than_may_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as clients:
         clients.enter_context(held(running.service.llm, 1, monkeypatch))
-        clients.enter_context(begun(running, ask(stream=True)))
+        clients.enter_context(streaming(running, ask(stream=True)))
         for _ in range(2):
             waiting = running.http.stream("POST", "/v1/completions", json=ask(stream=True))
             clients.enter_context(waiting)
@@ -102,11 +102,33 @@ def test_a_client_that_leaves_ends_its_answer(
     wait_until_idle(running)
 
 
+@pytest.mark.model
+def test_a_client_that_leaves_in_prefill(
+    smollm2_q4_0: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = threading.Event()
+    with serving(smollm2_q4_0, n_ctx=8192) as server:
+        generate = server.service.llm.generate
+
+        def tell_and_generate(*arguments: Any, **options: Any) -> Iterator[int]:
+            begun.set()
+            yield from generate(*arguments, **options)
+
+        monkeypatch.setattr(server.service.llm, "generate", tell_and_generate)
+        connection = HTTPConnection(server.url.removeprefix("http://"))
+        connection.request("POST", "/v1/completions", json.dumps(ask(prompt="word " * 6000)))
+        assert begun.wait(60)
+        connection.close()
+        assert text(server.http.post("/v1/completions", json=ask()))
+        metrics = server.http.get("/metrics").text
+    assert "edge_tr_tokens_total 20.0" in metrics
+
+
 def test_a_client_that_leaves_while_it_waits(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = ask(stream=True)
-    with held(running.service.llm, 1, monkeypatch) as told, begun(running, body):
+    with held(running.service.llm, 1, monkeypatch) as told, streaming(running, body):
         with running.http.stream("POST", "/v1/completions", json=body):
             pass
         assert running.http.get("/health").status_code == 200
@@ -119,7 +141,7 @@ def test_the_next_answer_after_one_that_was_left(
 ) -> None:
     expected = text(running.http.post("/v1/completions", json=ask()))
     with held(running.service.llm, 3, monkeypatch) as told:
-        with begun(running, ask(prompt="another", stream=True)):
+        with streaming(running, ask(prompt="another", stream=True)):
             pass
         assert told.cancelled.wait(60)
     wait_until_idle(running)

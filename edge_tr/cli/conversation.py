@@ -37,7 +37,7 @@ class Conversation:
         self._system: str | None = args.system
         self._turns: list[dict[str, str]] = []
         self._finish_reason = ""
-        if session.model.chat_prompt([{"role": "user", "content": ""}]) is None:
+        if session.model.chat_prompt([{"role": "user", "content": "Hello"}]) is None:
             raise ModelUnsupportedError(
                 f"{session.model.path.name} has no chat template; `edge-tr run` continues a text"
             )
@@ -45,7 +45,7 @@ class Conversation:
     def hear(self, text: str) -> bool:
         """Answer a message or do a command; whether the conversation goes on."""
         try:
-            if text.startswith("/"):
+            if text.startswith("/") and "\n" not in text:
                 return self._command(text)
             if text.strip():
                 self._ask(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from edge_tr.completion import Completion, schema_grammar
@@ -109,7 +109,7 @@ class Service:
         RequestError : too many requests wait.
         """
 
-        def work() -> Iterator[Piece]:
+        def work() -> Generator[Piece, None, None]:
             try:
                 yield from completion
             finally:
@@ -127,9 +127,13 @@ class Service:
         embedder = self.embedder
         if embedder is None:
             raise RequestError(404, "this server gives no embeddings")
-        return self._submit(lambda: iter([embedder.embed(texts)]))
 
-    def _submit(self, work: Callable[[], Iterable[T]]) -> Job[T]:
+        def work() -> Generator[tuple[list[list[float]], int], None, None]:
+            yield embedder.embed(texts)
+
+        return self._submit(work)
+
+    def _submit(self, work: Callable[[], Generator[T, None, None]]) -> Job[T]:
         try:
             return self.worker.submit(work)
         except QueueFullError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import closing
 from queue import SimpleQueue
 from typing import Generic, TypeVar
 
@@ -23,7 +24,9 @@ class QueueFullError(Exception):
 class Job(Generic[T]):
     """Work whose results are awaited one by one: ``async for result in job``."""
 
-    def __init__(self, work: Callable[[], Iterable[T]], interrupt: Callable[[], None]) -> None:
+    def __init__(
+        self, work: Callable[[], Generator[T, None, None]], interrupt: Callable[[], None]
+    ) -> None:
         self._work, self._interrupt = work, interrupt
         self._loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
@@ -38,10 +41,11 @@ class Job(Generic[T]):
         try:
             if self.cancelled:
                 raise CancelledError("the request was cancelled")
-            for result in self._work():
-                self._put((result,))
-                if self.cancelled:
-                    raise CancelledError("the request was cancelled")
+            with closing(self._work()) as results:
+                for result in results:
+                    self._put((result,))
+                    if self.cancelled:
+                        raise CancelledError("the request was cancelled")
             end: Exception | None = None
         except Exception as error:  # raised again where the results are awaited
             end = error
@@ -95,7 +99,7 @@ class Worker:
         """Jobs that run or wait, those that were cancelled left out."""
         return sum(not job.cancelled for job in tuple(self._jobs))
 
-    def submit(self, work: Callable[[], Iterable[T]]) -> Job[T]:
+    def submit(self, work: Callable[[], Generator[T, None, None]]) -> Job[T]:
         """A job that does the work when its turn comes; called in the event loop.
 
         Raises
