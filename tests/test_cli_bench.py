@@ -89,6 +89,17 @@ def test_a_second_run_measures_nothing_again(run: Bench, tmp_path: Path) -> None
     assert (tmp_path / "out" / "records" / "main.jsonl").read_text() == records
 
 
+def test_what_was_learned_goes_with_its_records(run: Bench, tmp_path: Path) -> None:
+    arguments = ("--methods", "auto", "--out", str(tmp_path / "out"))
+    run(*arguments)
+    state = tmp_path / "out" / "state" / "main"
+    assert (state / "auto.npz").exists()
+    (tmp_path / "out" / "records" / "main.jsonl").unlink()
+    (state / "old").touch()
+    run(*arguments)
+    assert not (state / "old").exists()
+
+
 def test_other_settings_do_not_go_on_from_old_records(run: Bench, tmp_path: Path) -> None:
     out = ("--out", str(tmp_path / "out"))
     run("--methods", "auto", *out)
@@ -122,7 +133,7 @@ def test_the_time_of_a_step_is_split(run: Bench) -> None:
 
 def test_the_start_from_a_file_is_learned_from_other_questions(run: Bench, tmp_path: Path) -> None:
     run("start", "--out", str(tmp_path / "out"))
-    assert (tmp_path / "out" / "state" / "learned-auto.npz").exists()
+    assert (tmp_path / "out" / "state" / "start" / "learned-auto.npz").exists()
 
 
 def test_context_lengths_are_measured_each_in_its_own_context(run: Bench) -> None:

@@ -16,7 +16,6 @@ from edge_tr.bench.engine import (
     engine_method,
     engine_on,
     paper_draft,
-    warm_up,
 )
 from edge_tr.bench.main_table import answers
 from edge_tr.bench.outcome import Method
@@ -41,25 +40,36 @@ class Setup:
     session : in automatic mode; its target serves every decoder.
     other_questions : questions that are not measured, to learn from.
     n_tokens : most tokens of an answer.
-    directory : for files of matrices.
+    state : directory for what methods have learned; a file that is there is gone on with.
     """
 
     session: Session
     other_questions: Sequence[Question]
     n_tokens: int
-    directory: Path = Path()
+    state: Path
 
-    def automatic(self, **draft: Any) -> EngineMethod:
+    def automatic(self, setting: str = "", **draft: Any) -> EngineMethod:
         """Automatic mode from an empty start, inherited; see ``engine_method``."""
-        return engine_method(self.session, **draft)
+        return self._inherited(AUTO, setting, draft)
 
-    def recycling(self, template: TreeTemplate | None = None, **draft: Any) -> EngineMethod:
+    def recycling(
+        self, setting: str = "", template: TreeTemplate | None = None, **draft: Any
+    ) -> EngineMethod:
         """The paper's way, with another tree or whatever else is given."""
-        return engine_method(self.session, **paper_draft(template, **draft))
+        return self._inherited(PAPER, setting, paper_draft(template, **draft))
+
+    def _inherited(self, method: str, setting: str, draft: dict[str, Any]) -> EngineMethod:
+        file = self.state / f"{setting} {method}.npz".strip().replace(" ", "-")
+        start = {"start": "inherited"} if file.exists() else {}
+        return engine_method(self.session, **draft | start, matrix_path=file)
 
     def plain(self) -> Method:
         """Plain decoding."""
         return PlainMethod(self.session)
+
+    def engine_plain(self, sampling: SamplingConfig | None = None) -> EngineMethod:
+        """Plain decoding on our decode loop, which can sample and times its parts."""
+        return engine_method(self.session, speculative="off", sampling=sampling)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,6 @@ def run_experiment(
 ) -> dict[str, Any]:
     """Measure one experiment on a session in automatic mode."""
     experiment = EXPERIMENTS[name]
-    warm_up(setup.session)
     runner = Runner(
         setup.session, experiment.cases(setup), records, n_tokens=setup.n_tokens, phase=name
     )
@@ -107,15 +116,20 @@ def _framed(setup: Setup, cases: Sequence[Case]) -> list[Case]:
 
 
 def _start_cases(setup: Setup) -> list[Case]:
-    cases = []
-    for method, draft in ((PAPER, paper_draft()), (AUTO, {})):
-        cases += [
-            Case(method, partial(_fresh, setup, draft, "empty"), "empty"),
-            Case(method, partial(engine_method, setup.session, start="random", **draft), "random"),
-            Case(method, partial(engine_method, setup.session, **draft), "inherited"),
-            Case(method, partial(_from_file, setup, draft, method), "file"),
-        ]
-    return _framed(setup, cases)
+    paper = paper_draft()
+    return _framed(
+        setup,
+        [
+            Case(PAPER, partial(_fresh, setup, paper, "empty"), "empty"),
+            Case(PAPER, partial(setup.recycling, "random", start="random"), "random"),
+            Case(PAPER, partial(setup.recycling, "inherited"), "inherited"),
+            Case(PAPER, partial(_from_file, setup, paper, PAPER), "file"),
+            Case(AUTO, partial(_fresh, setup, {}, "empty"), "empty"),
+            Case(AUTO, partial(setup.automatic, "random", start="random"), "random"),
+            Case(AUTO, partial(setup.automatic, "inherited"), "inherited"),
+            Case(AUTO, partial(_from_file, setup, {}, AUTO), "file"),
+        ],
+    )
 
 
 def _fresh(setup: Setup, draft: dict[str, Any], start: str, file: Path | None = None) -> Method:
@@ -129,7 +143,7 @@ def _fresh(setup: Setup, draft: dict[str, Any], start: str, file: Path | None = 
 def _from_file(setup: Setup, draft: dict[str, Any], method: str) -> Method:
     """Each answer starts with what the method has learned from questions that are not measured."""
     session = setup.session
-    file = setup.directory / f"learned-{method}.npz"
+    file = setup.state / f"learned-{method}.npz"
     if not file.exists():
         learner = engine_method(session, matrix_path=file, **draft)
         room = session.target.n_ctx - setup.n_tokens - 1
@@ -144,8 +158,8 @@ def _run_shuffled(setup: Setup, questions: Sequence[Question], records: Records)
     shuffled = list(questions)
     random.Random(_SEED).shuffle(shuffled)
     cases = [
-        Case(PAPER, setup.recycling, "shuffled"),
-        Case(AUTO, setup.automatic, "shuffled"),
+        Case(PAPER, partial(setup.recycling, "shuffled"), "shuffled"),
+        Case(AUTO, partial(setup.automatic, "shuffled"), "shuffled"),
     ]
     runner = Runner(setup.session, cases, records, n_tokens=setup.n_tokens, phase="start-shuffled")
     return runner.run(shuffled)
@@ -164,8 +178,8 @@ def _update_cases(setup: Setup) -> list[Case]:
     return _framed(
         setup,
         [
-            Case(PAPER, setup.recycling, "all nodes"),
-            Case(PAPER, partial(setup.recycling, update="accepted"), "accepted only"),
+            Case(PAPER, partial(setup.recycling, "all"), "all nodes"),
+            Case(PAPER, partial(setup.recycling, "accepted", update="accepted"), "accepted only"),
             Case(AUTO, setup.automatic, "automatic"),
         ],
     )
@@ -184,7 +198,7 @@ def trees() -> Iterator[tuple[str, TreeTemplate]]:
 
 
 def _tree_cases(setup: Setup) -> list[Case]:
-    cases = [Case(PAPER, partial(setup.recycling, tree), name) for name, tree in trees()]
+    cases = [Case(PAPER, partial(setup.recycling, name, tree), name) for name, tree in trees()]
     return _framed(setup, [*cases, Case(AUTO, setup.automatic, "automatic")])
 
 
@@ -195,8 +209,8 @@ def _k_cases(setup: Setup) -> list[Case]:
         tree = TreeTemplate([path for path in paper.paths if max(path) < k])
         name = f"k = {k}"
         cases += [
-            Case(PAPER, partial(setup.recycling, tree, k=k), name),
-            Case(AUTO, partial(setup.automatic, k=k), name),
+            Case(PAPER, partial(setup.recycling, name, tree, k=k), name),
+            Case(AUTO, partial(setup.automatic, name, k=k), name),
         ]
     return _framed(setup, cases)
 
@@ -207,16 +221,16 @@ def _temperature_cases(setup: Setup) -> list[Case]:
         sampling = SamplingConfig(temperature=temperature, seed=_SEED)
         name = f"temperature {temperature:g}"
         cases += [
-            Case(PLAIN, partial(setup.automatic, sampling=sampling, speculative="off"), name),
-            Case(PAPER, partial(setup.recycling, sampling=sampling), name),
-            Case(AUTO, partial(setup.automatic, sampling=sampling), name),
+            Case(PLAIN, partial(setup.engine_plain, sampling), name),
+            Case(PAPER, partial(setup.recycling, name, sampling=sampling), name),
+            Case(AUTO, partial(setup.automatic, name, sampling=sampling), name),
         ]
     return cases
 
 
 def _step_cases(setup: Setup) -> list[Case]:
     return [
-        Case(PLAIN, partial(setup.automatic, speculative="off")),
+        Case(PLAIN, setup.engine_plain),
         Case(PAPER, setup.recycling),
         Case(AUTO, setup.automatic),
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,7 +15,7 @@ from edge_tr.bench.experiments import EXPERIMENTS, Setup, run_experiment
 from edge_tr.bench.main_table import Plan, run_main
 from edge_tr.bench.methods import Sources
 from edge_tr.bench.pairs import Records
-from edge_tr.bench.questions import Question, load_questions, sample
+from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.report import quoted
 from edge_tr.errors import ConfigError
 from edge_tr.llama.target import ContextConfig
@@ -93,15 +94,19 @@ def run_job(
         "context": known.pop("context"),
         "datastore": str(options.sources.datastore) if options.sources.datastore else None,
         "draft_model": str(options.sources.draft_model) if options.sources.draft_model else None,
+        "draft_type": options.sources.draft_type,
     }
     identity = settings | {"model": known["model"], "build": known["build"]}
     records = Records(options.out / "records" / f"{name}.jsonl", identity)
+    state = options.out / "state" / name
+    if not records.all:
+        shutil.rmtree(state, ignore_errors=True)
     result = {
         "bench": "edge-tr",
         "experiment": name,
         "title": title,
         "about": about,
-        **_measure(name, options, n_tokens, per_category, records, progress),
+        **_measure(name, options, n_tokens, per_category, records, state, progress),
         **known,
         "settings": settings,
         "quoted": quoted(),
@@ -116,6 +121,7 @@ def _measure(
     n_tokens: int,
     per_category: int,
     records: Records,
+    state: Path,
     progress: Callable[[str], None],
 ) -> dict[str, Any]:
     common: dict[str, Any] = {"n_gpu_layers": options.n_gpu_layers, "progress": progress}
@@ -124,42 +130,34 @@ def _measure(
     if name == "main":
         plan = Plan(n_tokens, methods=options.methods)
         return run_main(
-            options.path, options.context, plan, measured, options.sources, records, **common
+            options.path, options.context, plan, measured, options.sources, records, state, **common
         )
     if name == "context":
         lengths = _numbers(options.values) or sweeps.LENGTHS[: 2 if options.quick else None]
         return sweeps.context_lengths(
-            options.path, options.context, records, lengths=lengths, n_tokens=n_tokens, **common
+            options.path,
+            options.context,
+            records,
+            state,
+            lengths=lengths,
+            n_tokens=n_tokens,
+            **common,
         )
     if name == "quant":
         names = options.values or sweeps.QUANTISATIONS
         return sweeps.quantisations(
-            names, options.context, measured, records, n_tokens=n_tokens, **common
+            names, options.context, measured, records, state, n_tokens=n_tokens, **common
         )
     if name == "shapes":
         sizes = options.values or sweeps.SHAPES[: 1 if options.quick else None]
         for size in sizes:
             entry(f"shape-{size}-q4_0")
         return sweeps.shapes(sizes, options.context, **common)
-    return _on_one_model(name, options, n_tokens, measured, questions, records, progress)
-
-
-def _on_one_model(
-    name: str,
-    options: Options,
-    n_tokens: int,
-    measured: Sequence[Question],
-    questions: Sequence[Question],
-    records: Records,
-    progress: Callable[[str], None],
-) -> dict[str, Any]:
-    with sweeps.open_session(
-        options.path, options.context, options.n_gpu_layers, progress
-    ) as session:
+    with sweeps.open_session(options.path, options.context, **common) as session:
         if name == "memory":
             return sweeps.memory(session, options.sources, progress=progress)
         other = sample(questions, 1, half="calibration")
-        setup = Setup(session, other, n_tokens, options.out / "state")
+        setup = Setup(session, other, n_tokens, state)
         found = run_experiment(name, setup, measured, records)
     return found | {"parts": EXPERIMENTS[name].parts}
 

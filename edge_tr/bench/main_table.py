@@ -45,20 +45,24 @@ def run_main(
     questions: Sequence[Question],
     sources: Sources,
     records: Records,
+    state: Path,
     *,
     n_gpu_layers: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
-    """Measure and sum up; see ``Session`` for the errors."""
+    """Measure and sum up; see ``Session`` for the errors.
+
+    Parameters
+    ----------
+    records, state : what an earlier run has measured and learned, gone on with.
+    """
     if not records.all:
         measure_costs_anew(path, context, n_gpu_layers, progress)
-    matrix = sources.state / "auto.npz" if sources.state else None
-    start = "inherited" if matrix is not None else "empty"
-    draft = DraftConfig(start=start, matrix_path=matrix)  # type: ignore[arg-type]
+    draft = DraftConfig(start="inherited", matrix_path=state / "auto.npz")
     with Session(
         path, context=context, draft=draft, n_gpu_layers=n_gpu_layers, progress=progress
     ) as session:
-        cases = main_cases(session, sources, plan.methods)
+        cases = main_cases(session, sources, state, plan.methods)
         warm_up(session)
         runner = Runner(
             session, cases, records, n_tokens=plan.n_tokens, phase=PHASE, all_turns=True

@@ -54,21 +54,22 @@ class Sources:
     draft_model : GGUF of a draft model, or of an EAGLE-3 head with ``draft_type``.
     draft_type : llama-server's ``--spec-type`` for it.
     peers : folder of llama.cpp's programs; None = what ``make peers`` built.
-    state : directory for what methods have learned; None keeps nothing.
     """
 
     datastore: Path | None = None
     draft_model: Path | None = None
     draft_type: str = "draft-simple"
     peers: Path | None = None
-    state: Path | None = None
 
 
-def main_cases(session: Session, sources: Sources, wanted: Sequence[str] = ()) -> list[Case]:
+def main_cases(
+    session: Session, sources: Sources, state: Path, wanted: Sequence[str] = ()
+) -> list[Case]:
     """The methods of the main table on a session in automatic mode.
 
     Parameters
     ----------
+    state : directory for what methods have learned.
     wanted : names, plain decoding comes along; none = all.
 
     Raises
@@ -83,7 +84,7 @@ def main_cases(session: Session, sources: Sources, wanted: Sequence[str] = ()) -
         names = [name for name in names if name != "draft-model"]
     servers = [name for name in names if name in _SERVER_OPTIONS]
     keep = len(servers) * session.model.path.stat().st_size < _memory_bytes() / 2
-    openers = _openers(session, sources, keep)
+    openers = _openers(session, sources, state, keep)
     return [Case(name, openers[name]) for name in names]
 
 
@@ -94,11 +95,11 @@ def _memory_bytes() -> float:
     return machine.memory()["memory_available_bytes"] or float("inf")
 
 
-def _openers(session: Session, sources: Sources, keep: bool) -> dict[str, Callable[[], Method]]:
+def _openers(
+    session: Session, sources: Sources, state: Path, keep: bool
+) -> dict[str, Callable[[], Method]]:
     def paper() -> EngineMethod:
-        if sources.state is None:
-            return engine_method(session, **paper_draft())
-        file = sources.state / "paper.npz"
+        file = state / "paper.npz"
         return engine_method(session, **paper_draft(start="inherited", matrix_path=file))
 
     def draft_server() -> Server:
@@ -108,8 +109,7 @@ def _openers(session: Session, sources: Sources, keep: bool) -> dict[str, Callab
         return Server(session, find_peers(sources.peers), options, keep=keep)
 
     def automatic() -> EngineMethod:
-        save = session.save_matrix if sources.state else lambda: None
-        return EngineMethod(session, lambda: session.decoder, save=save)
+        return EngineMethod(session, lambda: session.decoder, save=session.save_matrix)
 
     def rest() -> EngineMethod:
         store = build_datastore(session.model, sources.datastore)

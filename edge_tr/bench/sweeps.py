@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -57,8 +58,8 @@ def open_session(
 def _setting_cases(setup: Setup, setting: str) -> list[Case]:
     return [
         Case(PLAIN, setup.plain, setting),
-        Case(PAPER, setup.recycling, setting),
-        Case(AUTO, setup.automatic, setting),
+        Case(PAPER, partial(setup.recycling, setting), setting),
+        Case(AUTO, partial(setup.automatic, setting), setting),
     ]
 
 
@@ -74,6 +75,7 @@ def context_lengths(
     path: Path,
     context: ContextConfig,
     records: Records,
+    state: Path,
     *,
     lengths: Sequence[int],
     n_tokens: int,
@@ -86,7 +88,7 @@ def context_lengths(
     for length in lengths:
         config = replace(context, n_ctx=length + n_tokens + 1)
         with open_session(path, config, n_gpu_layers, progress) as session:
-            setup = Setup(session, (), n_tokens)
+            setup = Setup(session, (), n_tokens, state)
             cases = _setting_cases(setup, f"{length} tokens")
             runner = Runner(session, cases, records, n_tokens=n_tokens, phase="context")
             found += runner.run(long_questions(session, length))
@@ -113,6 +115,7 @@ def quantisations(
     context: ContextConfig,
     questions: Sequence[Question],
     records: Records,
+    state: Path,
     *,
     n_tokens: int,
     n_gpu_layers: int = 0,
@@ -126,7 +129,7 @@ def quantisations(
         path = models.path(name, progress)
         files[name] = sha256_of(path)
         with open_session(path, context, n_gpu_layers, progress) as session:
-            setup = Setup(session, (), n_tokens)
+            setup = Setup(session, (), n_tokens, state)
             runner = Runner(
                 session, _setting_cases(setup, name), records, n_tokens=n_tokens, phase="quant"
             )

@@ -183,13 +183,7 @@ def _job_options(args: argparse.Namespace, path: Path, out: Path) -> Options:
         questions=args.questions,
         methods=_list(args.methods),
         values=_list(args.values),
-        sources=Sources(
-            args.datastore,
-            args.draft_model,
-            args.draft_type,
-            args.peers,
-            out / "state" if args.out else None,
-        ),
+        sources=Sources(args.datastore, args.draft_model, args.draft_type, args.peers),
     )
 
 
