@@ -38,6 +38,8 @@ class Llama(OpenedLlama):
     exact : draft only with batch widths whose logits are bit-equal to those of plain decoding.
     matrix_path : file of what was learned, read now and written by ``close()`` and at exit; None =
         the file of this tokenizer (and LoRA adapter) among edge_tr's data, False = keep nothing.
+    rpc_servers : servers of llama.cpp's RPC back end that take layers too, a list of ``host:port``
+        or a text with commas; ``n_gpu_layers`` counts their layers and must not be 0.
     **options : the arguments of ``llama_cpp.Llama``. A name that it does not know gives a warning.
 
     Attributes
@@ -57,6 +59,8 @@ class Llama(OpenedLlama):
     """Takes note of the next ``generate``."""
     _steps: Iterator[list[int]] | None = None
     """The generation that has the cache."""
+    _n_own = 0
+    """Tokens of the text before the first whose cell something else wrote; 0 = there is none."""
 
     @property
     def _scores(self) -> Any:
@@ -69,10 +73,11 @@ class Llama(OpenedLlama):
             decoder.buffer[:n] = self.input_ids[:n]
             self.input_ids = decoder.buffer
         if self.n_tokens > decoder.n_tokens:
-            decoder.adopt(self.n_tokens)
             if decoder.drafter is not None:
                 self._notice("drafting is off for a text whose cells something else wrote")
+                self._n_own = self._n_own or max(1, decoder.n_tokens)
                 decoder.max_width = 1
+            decoder.adopt(self.n_tokens)
         elif self.n_tokens < decoder.n_past:
             decoder.hold(self.n_tokens)
 
@@ -86,7 +91,12 @@ class Llama(OpenedLlama):
             self.n_tokens = 0
             self._requires_eval = True
             self._decoder.hold(0)
-            self._decoder.max_width = self._max_width
+            self._draft_again(self._decoder)
+
+    def _draft_again(self, decoder: Decoder) -> None:
+        """Every cell will be the decoder's own."""
+        self._n_own = 0
+        decoder.max_width = self._max_width
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Read tokens behind the text so far."""
@@ -167,6 +177,9 @@ class Llama(OpenedLlama):
         logprobs, self._logprobs = self._logprobs, None
         self._sync(decoder)
         text = list(tokens) if reset else [*self._input_ids.tolist(), *tokens]
+        n_own = self._n_own
+        if n_own and text[: n_own + 1] != self.input_ids[: n_own + 1].tolist():
+            self._draft_again(decoder)
         if logprobs is not None:
             logprobs.begin(list(tokens))
             if logprobs.echo:
@@ -200,8 +213,10 @@ class Llama(OpenedLlama):
                 self.n_tokens = decoder.n_past
                 raise
             finally:
-                if self._steps is steps and self._turns.is_usable:
-                    decoder.finish()
+                if self._steps is steps:
+                    self._steps = None
+                    if self._turns.is_usable:
+                        decoder.finish()
             budget = None  # it goes on to the end of a character that the limit cuts
 
     def _create_completion(self, **options: Any) -> Generator[Any, Any, None]:

@@ -47,7 +47,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         matrix_path: str | os.PathLike[str] | Literal[False] | None = None,
         **options: Any,
     ) -> None:
-        self._turns = Turns(self._interrupt)
+        interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
+        self._turns = Turns(lambda: (interrupt() or bool)())
         self._engine: Engine | None = None
         self._decoder: Decoder | None = None
         self._target: context.OwnTarget | None = None
@@ -98,7 +99,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             context.matrix_identity(self),
             plain_reason=reason,
             drafter=self._users_drafter(target),
-            progress=self._tell,
+            progress=_tell if self.verbose else lambda line: None,
         )
         self._engine, self._decoder = engine, engine.decoder
         self._max_width = engine.decoder.max_width
@@ -112,10 +113,6 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self.draft_model is None:
             return None
         return ModelDrafter(self.draft_model, n_vocab=target.n_vocab, n_ctx=target.n_ctx)
-
-    def _tell(self, line: str) -> None:
-        if self.verbose:
-            print(f"edge_tr: {line}", file=sys.stderr)
 
     def _notice(self, line: str) -> None:
         """Say something once."""
@@ -184,6 +181,10 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __deepcopy__(self: _Self, _memo: object) -> _Self:
         return self.__copy__()
+
+
+def _tell(line: str) -> None:
+    print(f"edge_tr: {line}", file=sys.stderr)
 
 
 class _Closed:
