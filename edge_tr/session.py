@@ -23,7 +23,7 @@ class Session(Engine, Closing):
     ----------
     path : the GGUF file.
     context, draft : see ``ContextConfig`` and ``DraftConfig``.
-    n_gpu_layers : layers on the GPU, -1 = all.
+    n_gpu_layers, rpc : layers on the GPU, -1 = all, and RPC servers that take some; see ``Model``.
     progress : called with a line before something that takes seconds.
 
     Attributes
@@ -44,9 +44,10 @@ class Session(Engine, Closing):
         context: ContextConfig | None = None,
         draft: DraftConfig | None = None,
         n_gpu_layers: int = 0,
+        rpc: str | Sequence[str] = (),
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.model = Model(path, n_gpu_layers=n_gpu_layers)
+        self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc)
         try:
             self.target: LlamaTarget = LlamaTarget(self.model, context or ContextConfig())
         except BaseException:

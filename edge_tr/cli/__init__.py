@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from edge_tr import __version__
-from edge_tr.cli import bench, chat, demo, doctor, matrix, model, run, serve, tune
+from edge_tr.cli import bench, chat, demo, doctor, matrix, model, rpc_server, run, serve, tune
 from edge_tr.cli.output import OutputClosedError, discard_stdout, note, prepare_stdout, write
 from edge_tr.errors import CancelledError, ConfigError, EdgeTRError, ModelError
 
@@ -26,7 +26,7 @@ exit codes:
 
 Each command explains its options: edge-tr COMMAND --help
 """
-_COMMANDS = (run, chat, serve, demo, tune, bench, doctor, model, matrix)
+_COMMANDS = (run, chat, serve, demo, tune, bench, doctor, model, matrix, rpc_server)
 
 
 class _Parser(argparse.ArgumentParser):

@@ -61,6 +61,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "--threads", type=int, default=0, metavar="N", help="CPU threads (default: all cores)"
     )
     options.add_gpu_layers(parser)
+    options.add_rpc(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
     parser.set_defaults(command=run)
 
@@ -144,7 +145,7 @@ class _Demo:
             self.path,
             context=context,
             draft=draft,
-            n_gpu_layers=self.args.gpu_layers,
+            **options.placement(self.args),
             progress=note,
         )
 

@@ -49,6 +49,22 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_rpc(parser: argparse._ActionsContainer) -> None:
+    """``--rpc``, beside ``--gpu-layers``."""
+    parser.add_argument(
+        "--rpc",
+        metavar="HOST:PORT[,HOST:PORT]",
+        default="",
+        help="place layers on these machines too, each running `edge-tr rpc-server`; "
+        "--gpu-layers counts theirs",
+    )
+
+
+def placement(args: argparse.Namespace) -> dict[str, Any]:
+    """Arguments of ``Model`` and ``Session``: on which devices the layers are."""
+    return {"n_gpu_layers": args.gpu_layers, "rpc": args.rpc}
+
+
 def add_gpu_layers(parser: argparse._ActionsContainer) -> None:
     """``--gpu-layers``."""
     parser.add_argument(
@@ -60,8 +76,8 @@ def add_gpu_layers(parser: argparse._ActionsContainer) -> None:
     )
 
 
-def add_context(parser: argparse.ArgumentParser) -> None:
-    """Options of the context."""
+def add_context(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Options of the context; the group."""
     group = parser.add_argument_group("model and context")
     group.add_argument(
         "--ctx",
@@ -83,6 +99,7 @@ def add_context(parser: argparse.ArgumentParser) -> None:
             help=f"type of the {what} in the cache: f16 (default), q8_0, f32, bf16 ...",
         )
     add_gpu_layers(group)
+    return group
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
@@ -192,6 +209,7 @@ def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
     context = context_config(args)
     return {
         "n_gpu_layers": args.gpu_layers,
+        "rpc_servers": args.rpc,
         "n_ctx": context.n_ctx,
         "n_batch": context.n_batch,
         "n_ubatch": context.n_ubatch,

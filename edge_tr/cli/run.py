@@ -69,7 +69,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     options.add_sampling(parser)
     options.add_drafting(parser)
-    options.add_context(parser)
+    options.add_rpc(options.add_context(parser))
     parser.set_defaults(command=run)
 
 
@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
     settings = {
         "context": options.context_config(args),
         "draft": options.draft_config(args),
-        "n_gpu_layers": args.gpu_layers,
+        **options.placement(args),
     }
     path = options.model_path(args)
     guard = Interruptible()

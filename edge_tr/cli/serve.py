@@ -94,7 +94,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="largest body of a request (default 8388608)",
     )
     options.add_tree(parser)
-    options.add_context(parser)
+    options.add_rpc(options.add_context(parser))
     parser.set_defaults(command=serve)
 
 

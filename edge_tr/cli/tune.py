@@ -88,7 +88,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="recorded acceptance (python -m bench.mat --record FILE) instead of the one that "
         "comes with edge-tr",
     )
-    options.add_context(parser)
+    options.add_rpc(options.add_context(parser))
     parser.set_defaults(command=run, tree="auto")
 
 
@@ -136,7 +136,7 @@ def _tune(args: argparse.Namespace, path: Path, config: ContextConfig, recording
     from edge_tr import tuning
     from edge_tr.llama.model import Model
 
-    with Model(path, n_gpu_layers=args.gpu_layers) as model:
+    with Model(path, **options.placement(args)) as model:
         if model.plain_reason:
             reason = {"model": str(path), "plain_reason": model.plain_reason}
             write((json.dumps(reason) if args.json else model.plain_reason) + "\n")

@@ -53,7 +53,7 @@ class OwnTarget(ContextTarget):
         self._every_row = bool(params.embeddings)
         values = {name: getattr(params, name) for name, _ in params._fields_}
         self._key = {
-            **cost_conditions(Path(llm.model_path)),
+            **cost_conditions(Path(llm.model_path), llm._servers.names),
             "n_gpu_layers": llm.model_params.n_gpu_layers,
             "lora": llm.lora_path,
             "context": {k: v for k, v in values.items() if isinstance(v, (bool, int, float))},

@@ -7,14 +7,17 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import llama_cpp
 from llama_cpp import llama_cpp as lib
+from llama_cpp._ctypes_extensions import load_shared_library
 
 __all__ = [
     "forget_errors",
     "function",
+    "ggml_function",
     "init_backend",
     "lib",
     "log_to_stderr",
@@ -84,6 +87,14 @@ def function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]
     """A function of libllama without the conversions of the high-level binding."""
     prototype = ctypes.CFUNCTYPE(restype, *argtypes)
     return prototype((name, lib._lib))
+
+
+def ggml_function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]:
+    """The same of ggml, whose functions lie in two libraries."""
+    folder = Path(llama_cpp.__file__).parent / "lib"
+    libraries = [load_shared_library(part, folder) for part in ("ggml", "ggml-base")]
+    holder = next(library for library in libraries if hasattr(library, name))
+    return ctypes.CFUNCTYPE(restype, *argtypes)((name, holder))
 
 
 def system_info() -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from ..gguf_info import GGUFInfo, inspect
 from ..target import Int32
 from .library import forget_errors, init_backend, lib, recent_errors
+from .servers import Servers
 
 
 class Model(Closing):
@@ -26,15 +27,23 @@ class Model(Closing):
     path : the file, or the first part of a split model.
     n_gpu_layers : layers to place on the GPU; -1 = all. Without a GPU back end it does nothing.
     use_mmap : map the file instead of reading it.
+    rpc : RPC servers, ``host:port``, that take layers too; ``n_gpu_layers`` counts theirs.
 
     Raises
     ------
     ModelFileError, ModelUnsupportedError : before loading, see ``edge_tr.gguf_info.inspect``.
-    ModelLoadError : llama.cpp refused the file or had no memory; the text quotes its log.
+    ModelLoadError : llama.cpp refused the file or had no memory; the text quotes its log. Or an
+        RPC server does not answer.
+    ConfigError, NativeBuildError : see ``Servers``.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, n_gpu_layers: int = 0, use_mmap: bool = True
+        self,
+        path: str | os.PathLike[str],
+        *,
+        n_gpu_layers: int = 0,
+        use_mmap: bool = True,
+        rpc: str | Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
         self.info: GGUFInfo = inspect(self.path).require_text()
@@ -44,9 +53,13 @@ class Model(Closing):
         params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
         if not use_mmap:
             params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+        self._servers = Servers(rpc, n_gpu_layers)
+        self.rpc = self._servers.names
+        self._servers.write_to(params)
         forget_errors()
         self.pointer: Any = lib.llama_model_load_from_file(os.fsencode(self.path), params)
         if not self.pointer:
+            self._servers.close()
             raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
         self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
@@ -60,6 +73,7 @@ class Model(Closing):
         if self.pointer:
             lib.llama_model_free(self.pointer)
             self.pointer = None
+            self._servers.close()
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Int32:
         """Token ids of a text, int32[n].

@@ -24,6 +24,7 @@ from ..tree import TreeTemplate
 from ..turns import Turns
 from . import context
 from .model_draft import ModelDrafter
+from .servers import Servers
 
 _Self = TypeVar("_Self", bound="OpenedLlama")
 
@@ -45,6 +46,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         speculative: Literal["auto", "off"] | TreeTemplate | Iterable[Sequence[int]] = "auto",
         exact: bool = False,
         matrix_path: str | os.PathLike[str] | Literal[False] | None = None,
+        rpc_servers: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
@@ -69,6 +71,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         }
         draft = _draft_config(**self._own)
         wanted = context.STOCK_ARGUMENTS | options
+        self._servers = Servers(rpc_servers or (), wanted["n_gpu_layers"])
         try:
             if context.keeps_stock_context(wanted):
                 super().__init__(model_path, **options)
@@ -121,6 +124,16 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             logger.warning("%s", line)
 
     @property
+    def model_params(self) -> Any:
+        """How the stock class opens the model, with the devices of the RPC servers."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        self._servers.write_to(params)
+        self._model_params = params
+
+    @property
     def stats(self) -> Stats:
         """Counts and seconds of the last call."""
         return self._decoder.stats if self._decoder is not None else Stats()
@@ -148,8 +161,11 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def close(self) -> None:
         """Stop what runs, keep what was learned, free the model; closing twice does no harm."""
-        if not hasattr(self, "_turns") or not hasattr(self, "_stack"):
+        if not hasattr(self, "_servers"):
             return  # the constructor failed before it had anything to free
+        if not hasattr(self, "_stack"):
+            self._servers.close()
+            return
         if self._turns.is_forked:
             _let_go(self)
             return
@@ -163,6 +179,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if self._target is not None:
             self._target.forget()
         super().close()
+        self._servers.close()
         closed = _Closed()
         self._model = self._ctx = self._batch = self.tokenizer_ = closed
 
@@ -174,7 +191,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__() | self._own
-        return state
+        return state | {"rpc_servers": self._servers.names}
 
     def __copy__(self: _Self) -> _Self:
         raise ModelError("an open model cannot be copied; open it again, or pickle it")

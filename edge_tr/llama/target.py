@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -239,7 +240,7 @@ class LlamaTarget(ContextTarget, Closing):
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""
         return {
-            **cost_conditions(self.model.path),
+            **cost_conditions(self.model.path, self.model.rpc),
             "n_gpu_layers": self.model.n_gpu_layers,
             "n_ctx": self.n_ctx,
             "context": asdict(self.config),
@@ -260,10 +261,16 @@ def allow_lanes(params: Any, n_lanes: int) -> None:
     params.kv_unified = True
 
 
-def cost_conditions(path: Path) -> dict[str, Any]:
-    """What a decode step of this model costs depends on these, and on the context."""
+def cost_conditions(path: Path, rpc: Sequence[str] = ()) -> dict[str, Any]:
+    """What a decode step of this model costs depends on these, and on the context.
+
+    Parameters
+    ----------
+    rpc : the RPC servers that hold layers of it.
+    """
     stat = path.stat()
-    return {
+    others = {"rpc": list(rpc)} if rpc else {}
+    return others | {
         "machine": [platform.machine(), platform.processor(), os.cpu_count()],
         "build": [version(), system_info()],
         "model": [path.name, stat.st_size, stat.st_mtime_ns],
