@@ -27,17 +27,21 @@ def model_file(tiny_model: Callable[[str], Path]) -> Path:
     return tiny_model("llama")
 
 
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all tests: ``llm`` takes seconds to make its database."""
+    return tmp_path_factory.mktemp("llm")
+
+
 @pytest.fixture(autouse=True)
 def directories(
-    tmp_path: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-    model_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    directory: Path, model_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[None]:
     """Directories of their own for ``llm`` and edge_tr; the tiny model is edge-tr/tiny."""
-    for name in ("LLM_USER_PATH", "EDGE_TR_DATA_DIR", "EDGE_TR_CACHE_DIR"):
-        monkeypatch.setenv(name, str(tmp_path))
-    (tmp_path / "edge-tr-models.json").write_text(json.dumps({"tiny": str(model_file)}))
+    monkeypatch.setenv("LLM_USER_PATH", str(directory))
+    monkeypatch.setenv("EDGE_TR_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(directory))
+    (directory / "edge-tr-models.json").write_text(json.dumps({"tiny": str(model_file)}))
     yield
     plugin.close()
 
@@ -128,7 +132,7 @@ def test_a_schema_is_followed(model: llm.Model) -> None:
     assert isinstance(answer["n"], int)
 
 
-def test_a_schema_from_the_command(tmp_path: Path) -> None:
+def test_a_schema_from_the_command() -> None:
     result = prompt("Hello", "--schema", json.dumps(SCHEMA), max_tokens=200)
     assert set(json.loads(result.output)) == {"name", "n"}
 
