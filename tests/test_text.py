@@ -43,7 +43,9 @@ def cut(data: bytes, seed: int) -> list[bytes]:
     stops=st.lists(st.text(alphabet="ab c\n😀中", min_size=1, max_size=10), max_size=4),
     seed=st.integers(0, 1000),
 )
-def test_text_ends_before_the_stop_that_is_complete_first(text: str, stops: list[str], seed: int) -> None:
+def test_text_ends_before_the_stop_that_is_complete_first(
+    text: str, stops: list[str], seed: int
+) -> None:
     expected = text
     for n in range(len(text) + 1):  # as if it came character by character
         complete = [n - len(stop) for stop in stops if text[:n].endswith(stop)]
