@@ -134,7 +134,7 @@ def rebuild_command(preset: str = "cpu") -> str:
     """The command that builds and installs llama.cpp for this machine."""
     if (Path(edge_tr.__file__).resolve().parent.parent / "native" / "build.py").exists():
         return f"make build PRESET={preset}"
-    flags = isa.cmake_flags(isa.probe())
+    flags = [*isa.cmake_flags(isa.probe()), "-DGGML_RPC=ON"]
     if preset in ("cuda", "metal", "vulkan"):
         flags.append(f"-DGGML_{preset.upper()}=ON")
     install = f"{sys.executable} -m pip install --force-reinstall --no-deps --no-cache-dir"
@@ -145,11 +145,20 @@ def rebuild_command(preset: str = "cpu") -> str:
 
 def _stages(output: bytes) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
-    for line in output.decode(errors="replace").splitlines():
-        if line.startswith("{") and line.endswith("}"):
-            facts = json.loads(line)
-            found[facts.pop("stage")] = facts
+    for line in output.splitlines():
+        stage = child_stage(line)
+        if stage is not None:
+            found[stage[0]] = stage[1]
     return found
+
+
+def child_stage(line: bytes) -> tuple[str, dict[str, Any]] | None:
+    """Name and facts of the stage that a child process reached; None: the line tells of none."""
+    text = line.decode(errors="replace").strip()
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    facts = json.loads(text)
+    return facts.pop("stage"), facts
 
 
 def _next_stage(stages: dict[str, dict[str, Any]]) -> str:

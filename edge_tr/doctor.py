@@ -69,6 +69,9 @@ def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, An
     if model is not None:
         found["model"], wrong = _place(model, n_gpu_layers, found)
         problems += wrong
+    elif check.works:
+        layers = check.stages.get("load", {}).get("layers", {})
+        problems += _layer_problems(layers, check.build, "the small model of this check")
     problems += _cpu_problems(found["system"], sets)
     found["problems"] = problems
     return found
@@ -199,13 +202,20 @@ def _place(
         short = f" It is {_gib(size)}, {_gib(free)} are free." if free and size > free else ""
         do = "Try a smaller model or quantisation." if short else "See edge-tr model --help."
         return facts, [_problem(f"The model does not run: {check.error}.{short}", do)]
-    gpu_names = {d["name"] for d in check.build["devices"] if "gpu" in d["type"]}
-    n_all = sum(placed["layers"].values())
-    n_gpu = sum(n for name, n in placed["layers"].items() if name in gpu_names)
-    if gpu_names and n_gpu < n_all:
-        what = f"{n_all - n_gpu} of {n_all} layers of the model are placed on the CPU."
-        return facts, [_problem(what, "Use --gpu-layers -1 for all, if the GPU has the memory.")]
-    return facts, []
+    return facts, _layer_problems(placed["layers"], check.build, "the model")
+
+
+def _layer_problems(
+    layers: dict[str, int], build: dict[str, Any], owner: str
+) -> list[dict[str, str]]:
+    """Layers that a GPU is there for and that llama.cpp left on the CPU."""
+    gpu_names = {d["name"] for d in build["devices"] if "gpu" in d["type"]}
+    n_all = sum(layers.values())
+    n_gpu = sum(n for name, n in layers.items() if name in gpu_names)
+    if not gpu_names or n_gpu == n_all:
+        return []
+    what = f"{n_all - n_gpu} of {n_all} layers of {owner} are placed on the CPU."
+    return [_problem(what, "Use --gpu-layers -1 for all, if the GPU has the memory.")]
 
 
 def _cpu_problems(system: dict[str, Any], sets: list[dict[str, Any]]) -> list[dict[str, str]]:

@@ -28,6 +28,7 @@ COMMANDS = (
     ["serve"],
     ["demo"],
     ["doctor"],
+    ["rpc-server"],
     ["model"],
     ["model", "get"],
     ["model", "path"],
@@ -400,7 +401,7 @@ def test_doctor(cli: Callable[..., Result], tiny_model: TinyModel, tmp_path: Pat
     result = cli("doctor")
     assert result.code == 0
     assert re.search("^decode +works$", result.out, re.MULTILINE)
-    told = json.loads(cli("doctor", "--report", "-m", tiny_model("llama")).out)
+    told = json.loads(cli("doctor", "--json", "-m", tiny_model("llama")).out)
     assert told["model"]["path"] == str(tiny_model("llama"))
     assert cli("doctor", "-m", tmp_path / "missing.gguf").code == 1
 

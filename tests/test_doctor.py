@@ -52,6 +52,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         death: str = "",
         sets: tuple[SetStatus, ...] = (SetStatus("avx2", True, True),),
         quota: float | None = None,
+        layers: dict[str, int] | None = None,
     ) -> list[dict[str, str]]:
         build = {
             "folder": "lib",
@@ -59,7 +60,8 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
             "backends": list(backends),
             "devices": list(devices),
         }
-        stages: dict[str, dict[str, Any]] = {"import": build} | ({} if error else {"done": {}})
+        stages: dict[str, dict[str, Any]] = {"import": build, "load": {"layers": layers or {}}}
+        stages |= {} if error else {"done": {}}
         monkeypatch.setattr(doctor, "check_build", lambda: BuildCheck(stages, error, death))
         monkeypatch.setattr(isa, "probe", lambda: {status.name: status for status in sets})
         monkeypatch.setattr(machine, "gpus", lambda: list(gpus))
@@ -206,6 +208,34 @@ def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     system = {"system": {"memory_available_bytes": 0}}
     _, problems = doctor._place(Path("model.gguf"), 3, system)
     assert problems[0]["what"] == "2 of 5 layers of the model are placed on the CPU."
+
+
+def test_layers_of_the_check_left_on_the_cpu_are_reported(
+    findings: Callable[..., list[dict[str, str]]],
+) -> None:
+    (problem,) = findings(
+        gpus=(NVIDIA,),
+        backends=("CUDA", "CPU"),
+        devices=(GPU, CPU),
+        layers={"CUDA0": 1, "CPU": 9},
+    )
+    assert problem["what"].startswith("9 of 10 layers of the small model of this check")
+
+
+def test_an_apple_gpu_without_metal(findings: Callable[..., list[dict[str, str]]]) -> None:
+    (problem,) = findings(gpus=({"name": "Apple GPU", "vendor": "Apple"},))
+    assert "your build has no Metal back end" in problem["what"]
+    assert "PRESET=metal" in problem["do"]
+
+
+def test_a_metal_gpu_that_is_used_is_no_problem(
+    findings: Callable[..., list[dict[str, str]]],
+) -> None:
+    device = {**GPU, "name": "MTL0"}
+    apple = {"name": "Apple GPU", "vendor": "Apple"}
+    backends = ("MTL", "BLAS", "CPU")
+    layers = {"MTL0": 10}
+    assert findings(gpus=(apple,), backends=backends, devices=(device, CPU), layers=layers) == []
 
 
 def test_why_a_set_was_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
