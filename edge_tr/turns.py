@@ -34,7 +34,7 @@ class Turns:
     interrupt : makes what runs now stop soon; called from other threads.
     """
 
-    def __init__(self, interrupt: Callable[[], None]) -> None:
+    def __init__(self, interrupt: Callable[[], object]) -> None:
         self._interrupt = interrupt
         self._condition = threading.Condition()
         self._pid = os.getpid()
