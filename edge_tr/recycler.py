@@ -34,8 +34,12 @@ _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
 
 _TRUST_WEIGHT = 2.0
-"""Expected tokens, half of them accepted, that a comparison starts from: the first drafts must be
-promising."""
+_FIRST_TRUST = 0.8
+"""Expected tokens, and the share of them accepted, that a comparison starts from."""
+
+_FORGET_TOKENS = 64
+"""Tokens without a draft in which a comparison goes back to its start: texts that disappointed
+must not keep later ones from being drafted."""
 
 _HARVEST_SHARE = 0.01
 """Most of an answer's time that goes into reading the prompt's own logits."""
@@ -92,7 +96,7 @@ class Recycler:
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
         self._history = History(n_ctx + 1, use_matches=use_matches)
-        self._expected, self._realised = _TRUST_WEIGHT, _TRUST_WEIGHT / 2
+        self._expected, self._realised = _TRUST_WEIGHT, _FIRST_TRUST * _TRUST_WEIGHT
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
@@ -209,6 +213,10 @@ class Recycler:
             expected = float(self._chance[1 : self._n_proposed].sum())
             self._expected += expected - self._expected / _TRUST_STEPS
             self._realised += len(accepted) - self._realised / _TRUST_STEPS
+        else:
+            share = min(1.0, len(emitted) / _FORGET_TOKENS)
+            self._expected += share * (_TRUST_WEIGHT - self._expected)
+            self._realised += share * (_FIRST_TRUST * _TRUST_WEIGHT - self._realised)
         self._n_proposed = 0
         new = np.array(emitted, dtype=np.int32)
         self.candidates.learn(self._history, draft, ids, values, new)

@@ -221,3 +221,27 @@ def test_the_prompt_fills_rows_of_tokens_and_of_pairs() -> None:
         (7 << 32) | 8,
         (8 << 32) | 7,
     ]
+
+
+def test_texts_that_disappoint_do_not_keep_later_ones_from_being_drafted() -> None:
+    recycler = Recycler(used(), n_ctx=500, max_nodes=8)
+    draft, rng = Draft(8), np.random.default_rng(0)
+    recycler.begin(np.array(PROMPT, dtype=np.int32))
+
+    def step(*, drafted: bool) -> None:
+        draft.reset(PROMPT[-1], n_past=7)
+        if drafted:
+            recycler.propose(draft, max_nodes=8, max_depth=8)
+        draft.plan()
+        ids = rng.integers(0, N_VOCAB, (9, 4)).astype(np.int32)
+        none = np.zeros(0, dtype=np.int32)
+        recycler.learn(draft, ids, -np.arange(36, dtype=np.float32).reshape(9, 4), none, [1])
+
+    first = recycler.trust
+    for _ in range(30):
+        step(drafted=True)
+    disappointed = recycler.trust
+    for _ in range(150):
+        step(drafted=False)
+    assert disappointed < 0.5 * first
+    assert recycler.trust == pytest.approx(first, rel=0.1)
