@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.bench.equality import EqualityReport, TextPair, compare_texts
+from edge_tr.bench.equality import EqualityReport, Known, TextPair, compare_texts
 from edge_tr.errors import ConfigError
 from edge_tr.target import Batch, Float32
 
@@ -84,3 +84,13 @@ def test_more_texts_serve_the_control_where_the_plain_ones_are_short() -> None:
         RoundingTarget(0.0), [pair(8)], widths=[2], n_positions=30, more_texts=[text]
     )
     assert report.n_positions == 38
+
+
+def test_a_text_that_is_known_is_not_read_one_by_one_again() -> None:
+    known: Known = {}
+    first, second = RoundingTarget(0.0), RoundingTarget(0.0)
+    reports = [
+        compare_texts(target, [pair()], widths=[2], known=known) for target in (first, second)
+    ]
+    assert reports[0] == reports[1]
+    assert second.n_calls < first.n_calls

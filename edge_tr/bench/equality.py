@@ -18,6 +18,9 @@ from edge_tr.errors import ConfigError
 from edge_tr.lanes import LaneCache
 from edge_tr.target import Batch, Float32, Int32, TargetModel
 
+Known = dict[tuple[bytes, tuple[int, ...]], list[tuple[int, int, float]]]
+"""The two best tokens of each row of a text and their gap, by prompt and text."""
+
 
 @dataclass(frozen=True)
 class TextPair:
@@ -98,6 +101,7 @@ def compare_texts(
     widths: Sequence[int],
     n_positions: int = 2000,
     more_texts: Sequence[Int32] = (),
+    known: Known | None = None,
 ) -> EqualityReport:
     """Compare drafted with plain texts; clears the target's cache.
 
@@ -107,6 +111,7 @@ def compare_texts(
     widths : tokens in a batch, those of the drafted steps; the control takes them in turn.
     n_positions : least number of positions of the control, as far as the texts go.
     more_texts : int32[n] each, texts for the control where the plain ones do not suffice.
+    known : what one-token decoding found in texts, written; calls over the same texts share it.
 
     Raises
     ------
@@ -114,7 +119,7 @@ def compare_texts(
     """
     if not pairs or not widths:
         raise ConfigError("there are no texts to compare, or no widths to compare them at")
-    scorer = _Scorer(target)
+    scorer = _Scorer(target, {} if known is None else known)
     differences = []
     for pair in pairs:
         index = pair.first_difference
@@ -139,8 +144,9 @@ def compare_texts(
 
 
 class _Scorer:
-    def __init__(self, target: TargetModel) -> None:
+    def __init__(self, target: TargetModel, known: Known) -> None:
         self.target = target
+        self.known = known
         self.lanes = LaneCache(target)
         self.batch = Batch(target.n_batch, target.n_lanes)
 
@@ -176,7 +182,10 @@ class _Scorer:
     def largest_change(self, prompt: Int32, text: Sequence[int], widths: Sequence[int]) -> float:
         """Largest change of the difference between the two tokens that are best under
         one-token decoding."""
-        best = self.best_two(prompt, text)
+        key = (prompt.tobytes(), tuple(text))
+        if key not in self.known:
+            self.known[key] = self.best_two(prompt, text)
+        best = self.known[key]
         batched = self.rows(prompt, text, widths)
         return max(
             abs(gap - float(row[first] - row[second]))

@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_tr.bench import summary
 from edge_tr.bench.engine import detokenized, measure_costs_anew, warm_up
+from edge_tr.bench.equality import Known
 from edge_tr.bench.methods import ABOUT, OURS, Sources, main_cases
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
@@ -95,10 +96,13 @@ def _equality(
     """The four numbers of each of our methods; those of finished ones are in the records."""
     reports = {}
     model = session.model.path.name
+    known: Known = {}
     for key in OURS:
         record = records.find(model, "equality", key)
         if record is None or record["n_texts"] != len(found):
-            report = summary.equality(session.target, found, key, n_positions=n_positions)
+            report = summary.equality(
+                session.target, found, key, n_positions=n_positions, known=known
+            )
             if report is None:
                 continue
             record = records.append(

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.bench.equality import EqualityReport, TextPair, compare_texts
+from edge_tr.bench.equality import EqualityReport, Known, TextPair, compare_texts
 from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.pairs import Record
 from edge_tr.bench.runner import PLAIN
@@ -212,7 +212,12 @@ def text_pairs(records: Sequence[Record], key: str) -> list[TextPair]:
 
 
 def equality(
-    target: TargetModel, records: Sequence[Record], key: str, *, n_positions: int
+    target: TargetModel,
+    records: Sequence[Record],
+    key: str,
+    *,
+    n_positions: int,
+    known: Known | None = None,
 ) -> EqualityReport | None:
     """The four numbers of one of our methods; the control runs at the widths that it drafted,
     over the plain texts and then the prompts."""
