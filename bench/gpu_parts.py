@@ -25,7 +25,8 @@ from bench.record import record as record_run
 from edge_tr import machine
 from edge_tr.bench.questions import Half, load_questions, sample
 from edge_tr.errors import ConfigError
-from edge_tr.llama.library import lib, logger, system_info, version
+from edge_tr.llama.devices import has_gpu
+from edge_tr.llama.library import logger, system_info, version
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.machine import n_cores
@@ -62,7 +63,7 @@ def _n_threads() -> int:
 def facts(report: Report, stop: float, *, model: Path) -> None:
     """The machine, the build, and where llama.cpp puts the layers."""
     gpus = machine.gpus()
-    on_gpu = bool(lib.llama_supports_gpu_offload())
+    on_gpu = has_gpu()
     report("device", gpus[0]["name"] if on_gpu and gpus else machine.processor())
     report("gpu_offload", on_gpu)
     report("gpus", gpus)

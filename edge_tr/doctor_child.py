@@ -96,7 +96,6 @@ def _build_facts(llama_cpp: Any) -> dict[str, Any]:
         "version": llama_cpp.__version__,
         "folder": str(folder),
         "system_info": llama_cpp.llama_print_system_info().decode(errors="replace"),
-        "gpu_offload": bool(llama_cpp.llama_supports_gpu_offload()),
         "rpc": bool(llama_cpp.llama_supports_rpc()),
         **_ggml_facts(folder),
     }

@@ -18,7 +18,7 @@ from edge_tr.engine import Engine
 from edge_tr.errors import ConfigError
 from edge_tr.generate import Decoder
 from edge_tr.lanes import LaneCache
-from edge_tr.llama.library import lib
+from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.sampler import LlamaSampler
 from edge_tr.llama.stock import open_stock
 from edge_tr.llama.target import ContextConfig
@@ -106,7 +106,7 @@ class StockLookup:
     tokens that its documentation advises, 2 on a CPU and 10 on a GPU."""
 
     def __init__(self, session: Session) -> None:
-        on_gpu = session.model.n_gpu_layers != 0 and lib.llama_supports_gpu_offload()
+        on_gpu = session.model.n_gpu_layers != 0 and has_gpu()
         n_lookup = 10 if on_gpu else 2
         self._llama = open_stock(session.model, session.target.config, n_lookup=n_lookup)
         self._stop_tokens = session.stop_tokens

@@ -64,7 +64,7 @@ def rpc_server(args: argparse.Namespace) -> int:
     _check(args)
     options.prepare_llama(args)
     from edge_tr import machine
-    from edge_tr.llama import servers
+    from edge_tr.llama import devices, servers
     from edge_tr.paths import cache_dir
 
     folder = None
@@ -73,7 +73,7 @@ def rpc_server(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     if not ipaddress.IPv4Address(args.host).is_loopback:
         note("warning: whoever reaches this machine can use it and is trusted")
-    names = ", ".join(servers.device_name(device) for device in servers.offered())
+    names = ", ".join(devices.description(device) for device in servers.offered())
     note(f"lending {names} at {args.host}:{args.port} (Ctrl-C stops)")
     if not args.verbose:
         discard_stdout()  # llama.cpp tells of every connection, dozens while a model loads

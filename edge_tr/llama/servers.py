@@ -18,10 +18,8 @@ from ..build_check import rebuild_command
 from ..closing import Closing
 from ..errors import ConfigError, ModelLoadError, NativeBuildError
 from ..rpc import address, ask, parse_servers
+from . import devices
 from .library import ggml_function, init_backend, lib
-
-_GPU_TYPES = (1, 2)  # GGML_BACKEND_DEVICE_TYPE_GPU, _IGPU
-_CPU_TYPE = 0
 
 _lock = threading.Lock()
 _in_use: Counter[str] = Counter()
@@ -65,7 +63,7 @@ class Servers(Closing):
         except BaseException:
             self.close()
             raise
-        handles += _own_gpus()
+        handles += devices.gpus()
         n_most = int(lib.llama_max_devices())
         if len(handles) > n_most:
             self.close()
@@ -116,30 +114,14 @@ def serve(host: str, port: int, *, n_threads: int, cache: Path | None = None) ->
     types = [ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_size_t, pointer]
     start = _rpc_function("start_server", None, types)
     handles = offered()
-    devices = (ctypes.c_void_p * len(handles))(*handles)
+    array = (ctypes.c_void_p * len(handles))(*handles)
     folder = None if cache is None else os.fsencode(cache)
-    start(f"{host}:{port}".encode(), folder, n_threads, len(handles), devices)
+    start(f"{host}:{port}".encode(), folder, n_threads, len(handles), array)
 
 
 def offered() -> list[int]:
     """Devices that a server here offers: the GPUs, else the CPU."""
-    return _own_gpus() or [device for device in _own_devices() if _dev_type(device) == _CPU_TYPE]
-
-
-def device_name(device: int) -> str:
-    """What a device is, for people."""
-    return str(_dev_description(device).decode("utf-8", "replace"))
-
-
-def _own_devices() -> list[int]:
-    return [_dev_get(i) for i in range(_dev_count())]
-
-
-def _own_gpus() -> list[int]:
-    """GPUs of this machine; integrated ones only where there is no other, as in llama.cpp."""
-    kinds = [(device, _dev_type(device)) for device in _own_devices()]
-    found = [[device for device, kind in kinds if kind == wanted] for wanted in _GPU_TYPES]
-    return found[0] or found[1]
+    return devices.gpus() or devices.cpus()
 
 
 def _rpc_function(name: str, restype: Any, argtypes: list[Any]) -> Any:
@@ -162,7 +144,3 @@ _get_proc_address = ggml_function(
 )
 _reg_n_devices = ggml_function("ggml_backend_reg_dev_count", ctypes.c_size_t, [_pointer])
 _reg_device = ggml_function("ggml_backend_reg_dev_get", _pointer, [_pointer, ctypes.c_size_t])
-_dev_count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t, [])
-_dev_get = ggml_function("ggml_backend_dev_get", _pointer, [ctypes.c_size_t])
-_dev_type = ggml_function("ggml_backend_dev_type", ctypes.c_int, [_pointer])
-_dev_description = ggml_function("ggml_backend_dev_description", ctypes.c_char_p, [_pointer])

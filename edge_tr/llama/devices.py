@@ -1,0 +1,42 @@
+"""The devices of this machine that llama.cpp can use, from ggml's registry."""
+
+from __future__ import annotations
+
+import ctypes
+
+from .library import ggml_function, init_backend
+
+_CPU = 0  # ggml_backend_dev_type
+_GPUS = (1, 2)  # discrete, integrated
+
+_pointer = ctypes.c_void_p
+_count = ggml_function("ggml_backend_dev_count", ctypes.c_size_t, [])
+_get = ggml_function("ggml_backend_dev_get", _pointer, [ctypes.c_size_t])
+_type = ggml_function("ggml_backend_dev_type", ctypes.c_int, [_pointer])
+_description = ggml_function("ggml_backend_dev_description", ctypes.c_char_p, [_pointer])
+
+
+def gpus() -> list[int]:
+    """Pointers to the GPUs; integrated ones only where there is no other, as in llama.cpp."""
+    return _of_type(_GPUS[0]) or _of_type(_GPUS[1])
+
+
+def cpus() -> list[int]:
+    """The pointer to the CPU."""
+    return _of_type(_CPU)
+
+
+def has_gpu() -> bool:
+    """Whether the build sees a GPU here; ``llama_supports_gpu_offload`` says yes to RPC too."""
+    return bool(gpus())
+
+
+def description(device: int) -> str:
+    """What a device is, for people."""
+    return str(_description(device).decode("utf-8", "replace"))
+
+
+def _of_type(wanted: int) -> list[int]:
+    init_backend()
+    found = [_get(i) for i in range(_count())]
+    return [device for device in found if _type(device) == wanted]
