@@ -1,6 +1,7 @@
 # make demo    a model answers, with and without drafting
 # make test    ruff, mypy and pytest, all of it
 # make peers   llama.cpp's own speculative programs, for `edge-tr bench`
+# make report  the tests that need a GPU, then a file to send to us: edge-tr-report.json
 # make build PRESET=cuda    another build of llama.cpp (native/README.md)
 # Each sets up what it needs in .venv/; a second time takes seconds.
 
@@ -9,7 +10,7 @@ PRESET ?= $(shell cat .venv/native-preset 2>/dev/null || echo cpu)
 BIN := .venv/bin
 KERNEL_TESTS = $(wildcard tests/test_kernels*.py)
 
-.PHONY: demo test lint build peers setup clean
+.PHONY: demo test lint report build peers setup clean
 
 demo: setup
 	@$(BIN)/edge-tr demo
@@ -23,6 +24,10 @@ lint: .venv/package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy .
+
+report: setup
+	-$(BIN)/python -m pytest -m gpu -rs
+	$(BIN)/edge-tr doctor --report edge-tr-report.json
 
 # The package, llama.cpp built for this machine, and the model that commands use by default.
 setup: .venv/package

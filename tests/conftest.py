@@ -1,4 +1,4 @@
-"""Fixtures shared by all tests: model files."""
+"""Fixtures shared by all tests: model files; tests that need a GPU are skipped without one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,14 @@ import pytest
 
 from edge_tr import models
 from edge_tr.gguf_info import inspect
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("gpu"):
+        from edge_tr.llama.devices import has_gpu
+
+        if not has_gpu():
+            pytest.skip("this build of llama.cpp sees no GPU")
 
 
 @pytest.fixture(scope="session")
