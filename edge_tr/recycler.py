@@ -37,7 +37,7 @@ _TRUST_WEIGHT = 2.0
 _FIRST_TRUST = 0.8
 """Expected tokens, and the share of them accepted, that a comparison starts from."""
 
-_FORGET_TOKENS = 64
+_FORGET_TOKENS = 32
 """Tokens without a draft in which a comparison goes back to its start: texts that disappointed
 must not keep later ones from being drafted."""
 

@@ -241,7 +241,7 @@ def test_texts_that_disappoint_do_not_keep_later_ones_from_being_drafted() -> No
     for _ in range(30):
         step(drafted=True)
     disappointed = recycler.trust
-    for _ in range(150):
+    for _ in range(200):
         step(drafted=False)
     assert disappointed < 0.5 * first
     assert recycler.trust == pytest.approx(first, rel=0.1)
