@@ -209,6 +209,8 @@ def test_the_page_is_drawn_anew(run: Bench, tmp_path: Path) -> None:
         (("compare", "a.json"), "compare needs two results"),
         (("report",), "report needs --out DIR"),
         (("main", "a.json"), "only compare takes files"),
+        (("tree", "--values", "3"), "--values does nothing in tree"),
+        (("tree", "--methods", "auto"), "--methods does nothing in tree"),
     ],
 )
 def test_wrong_usage_is_told(run: Bench, arguments: tuple[str, ...], words: str) -> None:

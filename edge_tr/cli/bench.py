@@ -147,6 +147,14 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"{args.files[0]} is not allowed here; only compare takes files")
     if args.experiment == "report":
         return _report(args)
+    for flag, value, users in (
+        ("--values", args.values, ("context", "quant", "shapes")),
+        ("--methods", args.methods, ("main", "all")),
+    ):
+        if value is not None and args.experiment not in users:
+            raise ConfigError(
+                f"{flag} does nothing in {args.experiment}; only in {', '.join(users)}"
+            )
     options.prepare_llama(args)
     if threading.current_thread() is threading.main_thread():  # servers must not outlive us
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -197,17 +205,18 @@ def _measure(args: argparse.Namespace, wanted: Options) -> int:
     from edge_tr.bench.report import text_table, write_report
 
     wanted.out.mkdir(parents=True, exist_ok=True)
-    result: dict[str, Any] = {}
+    results: dict[str, dict[str, Any]] = {}
     for name in _EXPERIMENTS if args.experiment == "all" else (args.experiment,):
         note(f"{name}: {_EXPERIMENTS[name]}")
-        result = without_answers(run_job(name, wanted, note))
+        result = results[name] = without_answers(run_job(name, wanted, note))
         write("\n".join([heading(result), *text_table(result), ""]))
         if args.out:
             note(f"report: {write_report(args.out)}")
     if args.out and not can_draw():
         note("no pictures: install them with pip install 'edge-tr[bench]'")
     if args.json:
-        write(json.dumps(result) + "\n")
+        found = results if args.experiment == "all" else results[args.experiment]
+        write(json.dumps(found) + "\n")
     return 0
 
 
