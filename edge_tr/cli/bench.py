@@ -152,9 +152,8 @@ def run(args: argparse.Namespace) -> int:
         ("--methods", args.methods, ("main", "all")),
     ):
         if value is not None and args.experiment not in users:
-            raise ConfigError(
-                f"{flag} does nothing in {args.experiment}; only in {', '.join(users)}"
-            )
+            used = ", ".join(users)
+            raise ConfigError(f"{flag} does nothing in {args.experiment}; only in {used}")
     options.prepare_llama(args)
     if threading.current_thread() is threading.main_thread():  # servers must not outlive us
         signal.signal(signal.SIGTERM, signal.default_int_handler)
