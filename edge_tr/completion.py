@@ -99,7 +99,7 @@ class Completion:
         self.n_tokens = 0
         self.stats = Stats(n_prompt=len(prompt))
         self._rows: deque[Float32] = deque()
-        self._origins = _Origins()
+        self._n_accepted = 0
 
     def __iter__(self) -> Iterator[Piece]:
         room = self._llm.n_ctx() - len(self.prompt)
@@ -152,8 +152,8 @@ class Completion:
         logprob = None
         if self.config.n_logprobs is not None:
             logprob = _logprob(self._rows.popleft(), token, self.config.n_logprobs)
-        step, drafted = self._origins.next(self.stats)
-        return Token(token, step, drafted, logprob)
+        n_before, self._n_accepted = self._n_accepted, self.stats.n_accepted
+        return Token(token, self.stats.n_steps, self._n_accepted > n_before, logprob)
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
@@ -180,31 +180,6 @@ class Completion:
         if not sampler:
             raise ConfigError("the grammar cannot be read; it must be GBNF with a rule named root")
         self._lib.llama_sampler_free(sampler)
-
-
-class _Origins:
-    """Where each token comes from, told by the counts at the time that it is given out.
-
-    Tokens of a step are given out while the step is open, in which case only the last one finds
-    it counted, or when all of it is counted.
-    """
-
-    def __init__(self) -> None:
-        self._n_steps, self._n_accepted = -1, 0
-        self._n_open, self._n_left = 0, 0
-
-    def next(self, stats: Stats) -> tuple[int, bool]:
-        """The decode step of the next token, and whether it is an accepted node."""
-        if stats.n_steps != self._n_steps:
-            n_drafted = stats.n_accepted - self._n_accepted
-            self._n_steps, self._n_accepted = stats.n_steps, stats.n_accepted
-            self._n_left, self._n_open = n_drafted - self._n_open, 0
-        elif self._n_left:
-            self._n_left -= 1
-        else:
-            self._n_open += 1
-            return stats.n_steps + 1, True
-        return stats.n_steps, self._n_left > 0
 
 
 def _logprob(row: Float32, token: int, n_top: int) -> Logprob:

@@ -15,6 +15,8 @@ from edge_tr.cli import EXIT_CODES, make_parser
 README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
 COMMANDS = re.findall(r"(?:^    |\| |`)(edge-tr (?!COMMAND)[^\n`#]+)", README, re.MULTILINE)
 
+EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_is_understood(command: str) -> None:
@@ -22,7 +24,14 @@ def test_every_command_is_understood(command: str) -> None:
     assert callable(args.command)
 
 
-def test_the_python_example_runs(
+@pytest.mark.parametrize(
+    ("example", "told"),
+    list(zip(EXAMPLES, ("tokens per decode step", "1."), strict=True)),
+    ids=("session", "llama"),
+)
+def test_every_python_example_runs(
+    example: str,
+    told: str,
     tiny_model: Callable[[str], Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -31,9 +40,8 @@ def test_the_python_example_runs(
     monkeypatch.setenv("EDGE_TR_DATA_DIR", str(tmp_path / "data"))
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(models, "path", lambda: tiny_model("llama"))
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    exec(example, {})
-    assert "tokens per decode step" in capsys.readouterr().out
+    exec(example.replace("model.gguf", str(tiny_model("llama"))), {})
+    assert told in capsys.readouterr().out
     assert list((tmp_path / "data").rglob("*.npz"))
 
 
