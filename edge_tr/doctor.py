@@ -167,12 +167,18 @@ def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[
     backends = _GPU_BACKENDS & set(build["backends"])
     devices = [d for d in build["devices"] if d["type"] in ("gpu", "integrated gpu")]
     if backends and not devices:
+        names = sorted({"MTL": "Metal"}.get(name, name) for name in backends)
+        do = (
+            "Check the driver (nvidia-smi or vulkaninfo must list the GPU; it may be older "
+            "than the toolkit of the build) and CUDA_VISIBLE_DEVICES."
+        )
+        if names == ["Metal"]:
+            do = "Run it on the Mac itself: many virtual machines have no GPU."
         return [
             _problem(
-                f"The build has a {' and '.join(sorted(backends))} back end but sees no GPU, so "
+                f"The build has a {' and '.join(names)} back end but sees no GPU, so "
                 "everything runs on the CPU.",
-                "Check the driver (nvidia-smi or vulkaninfo must list the GPU; it may be older "
-                "than the toolkit of the build) and CUDA_VISIBLE_DEVICES.",
+                do,
             )
         ]
     if present and not backends:

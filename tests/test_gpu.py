@@ -53,6 +53,7 @@ def target(tiny: Model) -> Iterator[LlamaTarget]:
         yield target
 
 
+@pytest.mark.model
 def test_all_layers_are_on_the_gpu(smollm2_q4_0: Path) -> None:
     found = doctor.report(smollm2_q4_0)
     names = {d["name"] for d in found["build"]["devices"] if "gpu" in d["type"]}

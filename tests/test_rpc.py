@@ -21,7 +21,7 @@ import llama_cpp
 import pytest
 
 from edge_tr import Llama
-from edge_tr.cli import main
+from edge_tr.cli import main, make_parser, options
 from edge_tr.config import DraftConfig
 from edge_tr.errors import ConfigError, ModelLoadError, NativeBuildError
 from edge_tr.llama import servers
@@ -314,6 +314,17 @@ def test_the_command_line_takes_servers(
         assert main([*common, *more]) == 0
         texts.append(capsys.readouterr().out)
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("command", ["run x", "chat", "serve", "demo", "tune"])
+def test_every_command_with_a_model_takes_servers(command: str) -> None:
+    args = make_parser().parse_args([*command.split(), "--rpc", "box:1"])
+    assert options.placement(args) == {"n_gpu_layers": -1, "rpc": "box:1"}
+
+
+def test_the_server_command_gives_them_to_the_drop_in() -> None:
+    args = make_parser().parse_args(["serve", "--rpc", "box:1"])
+    assert options.llama_arguments(args)["rpc_servers"] == "box:1"
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ class Model(Closing):
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
         if lib.llama_model_is_diffusion(self.pointer):
+            self.close()
             raise ModelUnsupportedError(f"{self.path.name} is a diffusion model")
         self.plain_reason = self.info.reason or plain_reason(self.pointer, self.info.architecture)
 

@@ -58,16 +58,15 @@ class Servers(Closing):
                 "n_gpu_layers 0 places nothing on the RPC servers; it must be -1 (all layers) or "
                 "their number"
             )
+        n_most = int(lib.llama_max_devices())
         try:
             handles = [device for name in self.names for device in self._add(name)]
+            handles += devices.gpus()
+            if len(handles) > n_most:
+                raise ConfigError(f"{len(handles)} devices are too many; llama.cpp takes {n_most}")
         except BaseException:
             self.close()
             raise
-        handles += devices.gpus()
-        n_most = int(lib.llama_max_devices())
-        if len(handles) > n_most:
-            self.close()
-            raise ConfigError(f"{len(handles)} devices are too many; llama.cpp has {n_most}")
         self.devices = (ctypes.c_void_p * (len(handles) + 1))(*handles, None)
 
     def _add(self, name: str) -> list[int]:
