@@ -58,6 +58,7 @@ print(json.dumps({name: [str(s) for s in kernel.signatures] for name, kernel in 
 """
 
 
+# Called from Python; what kernels call is compiled for each kind of call.
 CALLED = [
     *("topk_rows", "fill_tree", "plan_batch", "fill_batch", "walk_greedy", "find_child"),
     *("recycle", "grow_tree", "learn_step", "recycle_rows", "insert_pairs"),
@@ -79,9 +80,7 @@ def test_each_kernel_has_one_signature_after_use() -> None:
     )
     signatures = json.loads(done.stdout)
     counts = {name: len(found) for name, found in signatures.items()}
-    called = {name: n for name, n in counts.items() if name in CALLED}
-    assert called == dict.fromkeys(CALLED, 1)
-    assert max(counts.values()) == 1, "a kernel that others call; 0 where they were cached"
+    assert {name: counts[name] for name in CALLED} == dict.fromkeys(CALLED, 1)
 
 
 NOWHERE_TO_CACHE = """
