@@ -60,9 +60,13 @@ class Interruptible:
             raise failure[0]
         return outcome[0]
 
+    def watch(self, session: Session) -> None:
+        """From now on Ctrl-C stops what this session generates, or is about to."""
+        self._session = session
+
     def stream(self, session: Session, prompt: Any, **options: Any) -> Iterator[str]:
         """``session.stream``, which Ctrl-C makes raise CancelledError from now on."""
-        self._session = session
+        self.watch(session)
         texts = session.stream(prompt, **options)
         if self._n_signals:
             session.cancel()

@@ -105,6 +105,7 @@ def _run(
     with Session(path, progress=note, **settings) as session:
         n_told = tell(session, 0)
         tokens = _prompt_tokens(session, prompt, args)
+        guard.watch(session)
         if args.verbose:
             note(f"reading {len(tokens)} tokens")
         answer = generate(
