@@ -76,6 +76,8 @@ class Engine:
 
     def _start_candidates(self) -> Candidates:
         config, n_vocab = self.draft, self.target.n_vocab
+        if config.matrix_path is not None:
+            store.check_own(config.matrix_path)
         if config.start == "random":
             return Candidates(AdjacencyMatrix.random(n_vocab, config.k))
         if config.start == "inherited" and self.matrix_path.exists():

@@ -69,9 +69,13 @@ def measure_costs(
             plain_s = float(np.median(taken[n_past, 1]))
             again_s = float(np.median([meter.step(1) for _ in range(5)]))
             steady = abs(again_s / plain_s - 1) < _STEADY
-            if steady or attempt == 2:
+            if steady:
                 break
-            progress("the machine was busy with something else; measuring again")
+            progress(
+                "the machine was busy with something else; "
+                + ("measuring again" if attempt < 2 else "the costs may be wrong, `edge-tr tune` "
+                   "measures them anew")
+            )  # fmt: skip
         samples |= taken
     meter.lanes.recover(0)
     return median_table(widths, contexts, samples, row_s, meter.change_s)

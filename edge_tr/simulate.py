@@ -263,7 +263,10 @@ def read_costs(path: Path) -> list[RelativeCosts]:
     ------
     ConfigError : the file cannot be read, or holds something else.
     """
-    return _tables(_read_json(path), path.stem)
+    tables = _tables(_read_json(path), path.stem)
+    if not tables:
+        raise ConfigError(f"{path} holds no cost table")
+    return tables
 
 
 def read_recording(path: Path = DEFAULT_RECORDING) -> Recording:
@@ -279,7 +282,9 @@ def read_recording(path: Path = DEFAULT_RECORDING) -> Recording:
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as JSON: {error}") from None
 
 

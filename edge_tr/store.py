@@ -160,8 +160,29 @@ def _extra(arrays: Mapping[str, Array]) -> dict[str, Array]:
     return {name[len(_EXTRA) :]: array for name, array in arrays.items() if name.startswith(_EXTRA)}
 
 
+def check_own(path: Path) -> None:
+    """See that what stands at a path may be replaced or deleted: nothing, an empty file, or one
+    that begins as a matrix file does.
+
+    Raises
+    ------
+    MatrixFileError : something else stands there, or it cannot be read.
+    """
+    try:
+        with path.open("rb") as stream:
+            start = stream.read(40)
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise MatrixFileError(f"{path} cannot be read: {error.strerror or error}") from error
+    if start and not (start.startswith(b"PK\x03\x04") and start[30:] == b"header.npy"):
+        raise MatrixFileError(f"{path} is not a matrix file and stays as it is; use another path")
+
+
 def _remedy(path: Path) -> str:
-    return f"delete {path.name} or run `edge-tr matrix reset` to start empty"
+    if path.parent == data_dir() / "matrices":
+        return "`edge-tr matrix reset` deletes it, to start empty"
+    return f"use another path, or `edge-tr matrix reset --file {path.name}` to start empty"
 
 
 def _pack(

@@ -416,6 +416,17 @@ def test_a_build_that_would_crash_is_refused(
     assert "does not work here" in one_line(run("Hello"), 1)
 
 
+def test_no_file_of_the_user_is_taken_for_a_matrix(
+    run: Callable[..., Result], cli: Callable[..., Result], tmp_path: Path
+) -> None:
+    diary = tmp_path / "diary.txt"
+    diary.write_text("my diary")
+    told = one_line(run("Hello", "--matrix", diary, "--matrix-start", "empty"), 1)
+    assert "is not a matrix file" in told
+    assert "is not a matrix file" in one_line(cli("matrix", "reset", "--file", diary), 1)
+    assert diary.read_text() == "my diary"
+
+
 def test_matrix_show_refuses_another_file(cli: Callable[..., Result], tmp_path: Path) -> None:
     file = tmp_path / "matrix.npz"
     file.write_bytes(b"PK but no matrix")

@@ -253,6 +253,22 @@ def test_not_a_matrix_file(path: Path, data: bytes) -> None:
         load_rows(path)
 
 
+@pytest.mark.parametrize("data", [b"my diary", b"PK\x03\x04" + b"\0" * 60, b"GGUF"])
+def test_a_file_of_someone_else_is_not_our_own(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    with pytest.raises(MatrixFileError, match="is not a matrix file and stays as it is"):
+        store.check_own(path)
+
+
+def test_a_matrix_file_a_damaged_one_and_none_are_our_own(saved: Path, tmp_path: Path) -> None:
+    store.check_own(saved)
+    saved.write_bytes(saved.read_bytes()[:200])
+    store.check_own(saved)
+    saved.write_bytes(b"")
+    store.check_own(saved)
+    store.check_own(tmp_path / "missing")
+
+
 def test_npz_of_something_else(path: Path) -> None:
     np.savez(path, rows=np.zeros(4), header=as_header({"format": "another"}))
     with pytest.raises(MatrixDamagedError, match="another kind of file"):

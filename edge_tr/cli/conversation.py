@@ -154,10 +154,12 @@ class Conversation:
         """Write the conversation to a file."""
         if not rest:
             raise ConfigError("/save needs the name of a file")
+        text = json.dumps(self._messages(), ensure_ascii=False, indent=1) + "\n"
         try:
-            Path(rest).expanduser().write_text(
-                json.dumps(self._messages(), ensure_ascii=False, indent=1) + "\n", "utf-8"
-            )
+            with Path(rest).expanduser().open("x", encoding="utf-8") as file:
+                file.write(text)
+        except FileExistsError:
+            raise ConfigError(f"{rest} exists already; use another name") from None
         except OSError as error:
             raise ConfigError(f"{rest} cannot be written: {error.strerror}") from None
         note(f"saved to {rest}")

@@ -14,7 +14,8 @@ from edge_tr.errors import MatrixFileError
 _DESCRIPTION = """\
 The adjacency matrix holds the most probable next tokens last seen after each token. It is
 learned while text is generated and saved, so that the next run starts with it. It is kept
-for each tokenizer: models that share a tokenizer share it.
+for each tokenizer: models that share a tokenizer share it. `show` also tells how often
+the candidates of each source were the model's choice of late, by rank, the best first.
 """
 
 
@@ -103,7 +104,11 @@ def _acceptance(rank_counts: Any) -> dict[str, list[float]]:
 
 def reset(args: argparse.Namespace) -> int:
     """Delete the file."""
+    from edge_tr import store
+
     file = _file(args)
+    if args.file is not None:
+        store.check_own(file)
     try:
         file.unlink()
     except FileNotFoundError:
