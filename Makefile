@@ -23,7 +23,9 @@ test: setup lint
 lint: .venv/package
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy .
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then \
+	  echo mypy; $(BIN)/mypy .; \
+	else echo "mypy is left out: the type hints of NumPy for Python 3.10 are older"; fi
 
 report: setup
 	-$(BIN)/python -m pytest -m gpu -rs
