@@ -15,6 +15,8 @@ from typing import Any
 
 from edge_tr import __version__, isa, machine
 from edge_tr.build_check import BuildCheck, advice, check_build, rebuild_command
+from edge_tr.errors import ModelFileError
+from edge_tr.gguf_info import inspect
 from edge_tr.paths import cache_dir, data_dir
 
 _FEATURES = {  # instruction set: the feature that llama.cpp reports when it was compiled in
@@ -199,6 +201,12 @@ def _place(
     model: Path, n_gpu_layers: int, found: dict[str, Any]
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Load a model in a child process; where its layers went, and what is odd about it."""
+    try:
+        inspect(model)
+    except ModelFileError as error:
+        nothing = {"layers": {}, "buffers_bytes": {}}
+        facts = {"path": str(model), "size_bytes": 0, **nothing, "error": str(error)}
+        return facts, [_problem(f"{error}.", "See `edge-tr model --help` for models that work.")]
     check = check_build(model, n_gpu_layers=n_gpu_layers)
     placed = check.stages.get("load", {"layers": {}, "buffers_bytes": {}})
     size = model.stat().st_size if model.exists() else 0

@@ -198,7 +198,7 @@ def test_layers_of_a_model_are_counted(tiny_model: Callable[[str], Path]) -> Non
 
 def test_a_model_that_does_not_load_is_a_problem(tmp_path: Path) -> None:
     found = doctor.report(tmp_path / "missing.gguf")
-    assert "could not load" in found["problems"][0]["what"]
+    assert "missing.gguf does not exist" in found["problems"][0]["what"]
 
 
 def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:

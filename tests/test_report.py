@@ -89,7 +89,7 @@ def test_names_and_folders_are_left_out(
 def test_a_model_that_does_not_load_is_not_measured(tmp_path: Path) -> None:
     found = report.gather(tmp_path / "missing.gguf")
     assert found["measured"] is None
-    assert "could not load missing.gguf" in found["model"]["error"]
+    assert "missing.gguf does not exist" in found["model"]["error"]
 
 
 def test_a_child_that_dies_leaves_what_it_found(

@@ -10,7 +10,7 @@ from typing import Any
 from edge_tr.bench import summary
 from edge_tr.bench.engine import detokenized, measure_costs_anew, warm_up
 from edge_tr.bench.equality import Known
-from edge_tr.bench.methods import ABOUT, OURS, Sources, main_cases
+from edge_tr.bench.methods import ABOUT, OURS, Sources, check_methods, main_cases
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
 from edge_tr.bench.questions import Question
@@ -57,6 +57,7 @@ def run_main(
     ----------
     records, state : what an earlier run has measured and learned, gone on with.
     """
+    check_methods(plan.methods)
     if not records.all:
         measure_costs_anew(path, context, n_gpu_layers, progress)
     draft = DraftConfig(start="inherited", matrix_path=state / "auto.npz")

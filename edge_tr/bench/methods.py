@@ -76,9 +76,7 @@ def main_cases(
     ------
     ConfigError : a name that is not a method.
     """
-    unknown = [name for name in wanted if name not in ABOUT]
-    if unknown:
-        raise ConfigError(f"method {unknown[0]!r} is not known; use {', '.join(ABOUT)}")
+    check_methods(wanted)
     names = [name for name in ABOUT if name in (PLAIN, AGAIN) or name in wanted or not wanted]
     if not sources.draft_model and "draft-model" not in wanted:
         names = [name for name in names if name != "draft-model"]
@@ -86,6 +84,18 @@ def main_cases(
     keep = len(servers) * session.model.path.stat().st_size < _memory_bytes() / 2
     openers = _openers(session, sources, state, keep)
     return [Case(name, openers[name]) for name in names]
+
+
+def check_methods(wanted: Sequence[str]) -> None:
+    """See that every name is a method.
+
+    Raises
+    ------
+    ConfigError : one is not.
+    """
+    unknown = [name for name in wanted if name not in ABOUT]
+    if unknown:
+        raise ConfigError(f"method {unknown[0]!r} is not known; use {', '.join(ABOUT)}")
 
 
 _SERVER_OPTIONS = {"plain-server": (), **{name: ("--spec-type", name) for name in SERVER_TYPES}}

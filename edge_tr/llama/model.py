@@ -34,7 +34,7 @@ class Model(Closing):
     ModelFileError, ModelUnsupportedError : before loading, see ``edge_tr.gguf_info.inspect``.
     ModelLoadError : llama.cpp refused the file or had no memory; the text quotes its log. Or an
         RPC server does not answer.
-    ConfigError, NativeBuildError : see ``Servers``.
+    ConfigError, NativeBuildError : see ``Servers``; ``n_gpu_layers`` below -1.
     """
 
     def __init__(
@@ -47,6 +47,10 @@ class Model(Closing):
     ) -> None:
         self.path = Path(path)
         self.info: GGUFInfo = inspect(self.path).require_text()
+        if n_gpu_layers < -1:
+            raise ConfigError(
+                f"n_gpu_layers {n_gpu_layers} is not allowed; it must be -1 (all), 0 or more"
+            )
         self.n_gpu_layers = n_gpu_layers
         init_backend()
         params = lib.llama_model_default_params()
