@@ -204,7 +204,7 @@ def _place(
     try:
         inspect(model)
     except ModelFileError as error:
-        nothing = {"layers": {}, "buffers_bytes": {}}
+        nothing: dict[str, Any] = {"layers": {}, "buffers_bytes": {}}
         facts = {"path": str(model), "size_bytes": 0, **nothing, "error": str(error)}
         return facts, [_problem(f"{error}.", "See `edge-tr model --help` for models that work.")]
     check = check_build(model, n_gpu_layers=n_gpu_layers)

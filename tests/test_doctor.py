@@ -201,7 +201,9 @@ def test_a_model_that_does_not_load_is_a_problem(tmp_path: Path) -> None:
     assert "missing.gguf does not exist" in found["problems"][0]["what"]
 
 
-def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_left_on_the_cpu_are_reported(
+    tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stages: dict[str, dict[str, Any]] = {
         "import": {"devices": [GPU, CPU]},
         "load": {"layers": {"CUDA0": 3, "CPU": 2}, "buffers_bytes": {}},
@@ -209,7 +211,7 @@ def test_layers_left_on_the_cpu_are_reported(monkeypatch: pytest.MonkeyPatch) ->
     }
     monkeypatch.setattr(doctor, "check_build", lambda *a, **k: BuildCheck(stages, "", ""))
     system = {"system": {"memory_available_bytes": 0}}
-    _, problems = doctor._place(Path("model.gguf"), 3, system)
+    _, problems = doctor._place(tiny_model("llama"), 3, system)
     assert problems[0]["what"] == "2 of 5 layers of the model are placed on the CPU."
 
 
