@@ -26,7 +26,7 @@ def test_every_command_is_understood(command: str) -> None:
 
 @pytest.mark.parametrize(
     ("example", "told"),
-    list(zip(EXAMPLES, ("tokens per decode step", "1."), strict=True)),
+    list(zip(EXAMPLES, (r"\d tokens per decode step\n$", r" \d\.\d+\n$"), strict=True)),
     ids=("session", "llama"),
 )
 def test_every_python_example_runs(
@@ -41,7 +41,7 @@ def test_every_python_example_runs(
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setattr(models, "path", lambda: tiny_model("llama"))
     exec(example.replace("model.gguf", str(tiny_model("llama"))), {})
-    assert told in capsys.readouterr().out
+    assert re.search(told, capsys.readouterr().out)
     assert list((tmp_path / "data").rglob("*.npz"))
 
 
