@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import secrets
 import threading
@@ -157,13 +156,9 @@ class Completion:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n = self._lib.llama_token_to_piece(self._vocab, token, buffer, size, 0, False)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
+        from .llama.model import piece
+
+        return piece(self._vocab, token)
 
     def _keep_row(self, _tokens: Int32, logits: Float32) -> Float32:
         self._rows.append(np.array(logits, dtype=np.float32))

@@ -158,6 +158,7 @@ class StepCosts:
         self._seen: dict[int, float] = {}
         self._row = np.zeros(0)
         self._row_of = -1
+        self._change_s = table.change_s if table is not None else 0.0
         self._last_width = 1
         self._log_drift = 0.0
         self._on_drift: Callable[[], None] | None = on_drift
@@ -188,12 +189,9 @@ class StepCosts:
         ------
         ConfigError : no table was given.
         """
-        seconds = self.steady(n_past)
-        if self.table is not None:
-            steady = seconds[min(self._last_width, self.max_width)]
-            seconds += self.table.change_s
-            if self._last_width <= self.max_width:
-                seconds[self._last_width] = steady
+        seconds = self.steady(n_past) + self._change_s
+        if self._last_width <= self.max_width:
+            seconds[self._last_width] -= self._change_s
         return seconds
 
     def _table_row(self, n_past: int) -> Float64:

@@ -103,13 +103,7 @@ class Model(Closing):
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
-        size = 64
-        while True:
-            buffer = ctypes.create_string_buffer(size)
-            n = lib.llama_token_to_piece(self.vocab, token, buffer, size, 0, special)
-            if n >= 0:
-                return buffer.raw[:n]
-            size = -n
+        return piece(self.vocab, token, special=special)
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of several tokens."""
@@ -142,6 +136,17 @@ class Model(Closing):
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""
         return fingerprint(self.vocab)
+
+
+def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
+    """The bytes of one token of a vocabulary; they may end in the middle of a character."""
+    size = 64
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = lib.llama_token_to_piece(vocab, token, buffer, size, 0, special)
+        if n >= 0:
+            return buffer.raw[:n]
+        size = -n
 
 
 def plain_reason(model: Any, architecture: str) -> str:
