@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .errors import ConfigError
 from .tools import call_text, instructions
-
-if TYPE_CHECKING:
-    from . import Llama
 
 Message = dict[str, Any]
 
@@ -23,29 +20,27 @@ _ROLES = {
 
 
 class ChatTemplate:
-    """A model's own chat template.
+    """A chat template, as models carry it (``edge_tr.llama.model.chat_template``).
 
     Parameters
     ----------
-    llm : the open model.
+    source : the template, in Jinja.
+    bos, eos : texts of the tokens that begin and end a text, where the model has them.
 
     Raises
     ------
-    ConfigError : it has none.
+    ConfigError : it is not a template.
     """
 
-    def __init__(self, llm: Llama) -> None:
+    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
+        import jinja2
         from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-        source = llm.metadata.get("tokenizer.chat_template")
-        if source is None:
-            raise ConfigError("the model has no chat template, so it can only continue a text")
         self._knows_tools = "tools" in source
-        self._format = Jinja2ChatFormatter(
-            template=source,
-            eos_token=_token_text(llm, llm.token_eos()),
-            bos_token=_token_text(llm, llm.token_bos()),
-        )
+        try:
+            self._format = Jinja2ChatFormatter(template=source, bos_token=bos, eos_token=eos)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the model's chat template cannot be read: {error}") from None
 
     def render(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
         """The conversation as one text that the assistant is to continue.
@@ -65,15 +60,6 @@ class ChatTemplate:
             return str(self._format(messages=messages, tools=list(tools) or None).prompt)
         except (ValueError, TypeError, jinja2.TemplateError) as error:
             raise ConfigError(f"the model's chat template refuses the messages: {error}") from None
-
-
-def _token_text(llm: Llama, token: int) -> str:
-    from .llama.library import lib
-
-    if token < 0:
-        return ""
-    vocab = lib.llama_model_get_vocab(llm.model)
-    return str(lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace"))
 
 
 def check_messages(messages: Sequence[Any]) -> list[Message]:

@@ -148,14 +148,12 @@ def _answer(model: Llama, prompt: llm.Prompt, response: Any) -> Generator[str, N
 
 def _tokens(model: Llama, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     """The conversation as tokens; a model without chat template continues the last message."""
-    from edge_tr.messages import ChatTemplate
+    from edge_tr.llama.model import chat_template
 
-    has_template = "tokenizer.chat_template" in model.metadata
-    text = messages[-1]["content"]
-    if has_template:
-        text = ChatTemplate(model).render(messages, tools)
+    template = chat_template(model.model)
+    text = template.render(messages, tools) if template else messages[-1]["content"]
     data = text.encode("utf-8", "replace")
-    tokens: list[int] = model.tokenize(data, add_bos=not has_template, special=has_template)
+    tokens: list[int] = model.tokenize(data, add_bos=not template, special=bool(template))
     return tokens
 
 

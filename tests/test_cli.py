@@ -159,25 +159,36 @@ def test_prompt_from_file_and_stdin_is_the_same(run: Callable[..., Result], tmp_
     assert run(stdin=b"Hello").out == wanted
 
 
+def test_a_prompt_about_a_file(run: Callable[..., Result]) -> None:
+    wanted = run("Sum this up.\n\none\ntwo").out
+    assert run("Sum this up.", "-f", "-", stdin=b"one\ntwo\n").out == wanted
+
+
+def test_the_context_that_llama_cpp_made_is_told(run: Callable[..., Result]) -> None:
+    report = json.loads(run("Hello", "--ctx", "100", "--json").out)
+    assert report["config"]["context"]["n_ctx"] == 256
+
+
 @pytest.mark.parametrize(
     ("arguments", "stdin", "told"),
     [
         (["-f", "missing.txt"], b"", "missing.txt cannot be read"),
         (["-f", "-"], b"\xff\xfe\xff", "stdin is not UTF-8"),
-        (["Hello", "-f", "x.txt"], b"", "not both"),
+        (["Hello", "-f", "x.txt"], b"", "x.txt cannot be read"),
         ([""], b"", "the prompt is empty"),
         ([], b"", "the prompt is empty"),
         (["--no-chat", ""], b"", "the prompt is empty"),
         (["Hello", "--max-tokens", "-1"], b"", "--max-tokens -1"),
         (["Hello", "--no-chat", "--system", "x"], b"", "--system"),
-        (["Hello", "--temp", "-1"], b"", "temperature -1.0"),
-        (["Hello", "--temp", "nan"], b"", "temperature nan"),
-        (["Hello", "--k", "17"], b"", "k 17"),
+        (["Hello", "--temp", "-1"], b"", "--temp -1.0"),
+        (["Hello", "--temp", "nan"], b"", "--temp nan"),
+        (["Hello", "--k", "17"], b"", "--k 17"),
         (["Hello", "--k", "4", "--tree", "paper"], b"", "k = 4"),
-        (["Hello", "--ctx", "-5"], b"", "n_ctx -5"),
+        (["Hello", "--ctx", "-5"], b"", "--ctx -5"),
         (["Hello", "--ctx", "many"], b"", "--ctx: invalid int value: 'many'"),
-        (["Hello", "--cache-type-k", "q9"], b"", "'q9'"),
-        (["Hello", "--cache-type-v", "q8_0"], b"", "flash attention"),
+        (["Hello", "--threads", "-2"], b"", "--threads -2"),
+        (["Hello", "--cache-type-k", "q9"], b"", "--cache-type-k 'q9'"),
+        (["Hello", "--cache-type-v", "q8_0"], b"", "--cache-type-v 'q8_0' needs flash attention"),
         (["Hello", "--matrix-start", "warm"], b"", "'warm'"),
         (["Hello", "--tree", "0"], b"", "--tree 0"),
         (["Hello", "--tree", "81"], b"", "--tree 81"),

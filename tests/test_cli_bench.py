@@ -75,6 +75,13 @@ def test_programs_that_are_not_built_are_named(run: Bench) -> None:
     assert "make peers" in unavailable["lookahead"]
 
 
+def test_a_folder_without_programs_is_refused_at_once(run: Bench, tmp_path: Path) -> None:
+    code, out, err = run("--peers", str(tmp_path / "nowhere"))
+    assert code == 2
+    assert not out
+    assert "nowhere holds no llama-server" in err
+
+
 def test_a_run_leaves_result_page_and_picture(run: Bench, tmp_path: Path) -> None:
     out = tmp_path / "out"
     run("--methods", "auto", "--out", str(out))

@@ -163,7 +163,7 @@ def test_an_answer_that_fills_the_context(chat: Chat) -> None:
 
 
 def test_a_model_without_a_template(chat: Chat, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("edge_tr.llama.model.Model.chat_prompt", lambda *_: None)
+    monkeypatch.setattr("edge_tr.llama.model.Model.chat_template", None)
     code, _, err = chat("Hello")
     assert code == 3
     assert "has no chat template" in err

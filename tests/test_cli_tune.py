@@ -144,6 +144,8 @@ def test_acceptance_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
     ("arguments", "told"),
     [
         (["--cost", "nowhere.json"], "nowhere.json cannot be read"),
+        (["--cost", "public", "--ctx", "512"], "--ctx does nothing with --cost"),
+        (["--cost", "public", "--flash-attn"], "--flash-attn does nothing with --cost"),
         (["--cost", "public", "--acceptance", "nowhere.json"], "nowhere.json cannot be read"),
         (["--seconds", "0"], "--seconds 0.0 is not allowed"),
         (["--cache-type-v", "q8_0"], "needs flash attention"),

@@ -38,12 +38,7 @@ def chat_tokens(session: Session, messages: list[dict[str, str]]) -> Int32:
     ------
     ConfigError : the model has no chat template, or the template refuses the messages.
     """
-    import jinja2
-
-    try:
-        wrapped = session.model.chat_prompt(messages)
-    except (ValueError, jinja2.TemplateError) as error:
-        raise ConfigError(f"the model's chat template refuses the messages: {error}") from None
+    wrapped = session.model.chat_prompt(messages)
     if wrapped is None:
         raise ConfigError(f"{session.model.path.name} has no chat template")
     return session.model.tokenize(wrapped, add_special=False)

@@ -155,6 +155,10 @@ def run(args: argparse.Namespace) -> int:
             used = ", ".join(users)
             raise ConfigError(f"{flag} does nothing in {args.experiment}; only in {used}")
     options.prepare_llama(args)
+    if args.peers is not None:
+        from edge_tr.bench.peers import find_peers
+
+        find_peers(args.peers)
     if threading.current_thread() is threading.main_thread():  # servers must not outlive us
         signal.signal(signal.SIGTERM, signal.default_int_handler)
     path = options.model_path(args)

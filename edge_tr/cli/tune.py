@@ -100,6 +100,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError(f"--seconds {args.seconds} is not allowed; it must be above 0")
     recording = read_recording(args.acceptance or DEFAULT_RECORDING)
     if args.cost is not None:
+        for option in ("model", "ctx", "threads", "batch", "flash_attn", "rpc"):
+            if getattr(args, option):
+                flag = option.replace("_", "-")
+                raise ConfigError(f"--{flag} does nothing with --cost, which measures nothing")
         return _simulate(args, recording)
     options.prepare_llama(args)
     path = options.model_path(args)

@@ -6,6 +6,7 @@ import ctypes
 import hashlib
 import os
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import numpy as np
 from ..closing import Closing
 from ..errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from ..gguf_info import GGUFInfo, inspect
+from ..messages import ChatTemplate
 from ..target import Int32
 from .library import forget_errors, init_backend, lib, recent_errors
 from .servers import Servers
@@ -114,28 +116,41 @@ class Model(Closing):
         is_stop = lib.llama_vocab_is_eog
         return frozenset(t for t in range(self.n_vocab) if is_stop(self.vocab, t))
 
+    @cached_property
+    def chat_template(self) -> ChatTemplate | None:
+        """The model's own chat template, or None where it has none."""
+        return chat_template(self.pointer)
+
     def chat_prompt(self, messages: list[dict[str, str]]) -> str | None:
-        """The messages in the model's own chat template, or None where it has none."""
-        template = lib.llama_model_chat_template(self.pointer, None)
-        if not template:
-            return None
-        from llama_cpp.llama_chat_format import Jinja2ChatFormatter
+        """The messages in the model's own chat template, or None where it has none.
 
-        formatter = Jinja2ChatFormatter(
-            template=template.decode("utf-8"),
-            eos_token=self._token_text(lib.llama_vocab_eos(self.vocab)),
-            bos_token=self._token_text(lib.llama_vocab_bos(self.vocab)),
-        )
-        return str(formatter(messages=messages).prompt)
-
-    def _token_text(self, token: int) -> str:
-        if token < 0:
-            return ""
-        return str(lib.llama_vocab_get_text(self.vocab, token).decode("utf-8", "replace"))
+        Raises
+        ------
+        ConfigError : the template refuses the messages.
+        """
+        return self.chat_template.render(messages) if self.chat_template else None
 
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""
         return fingerprint(self.vocab)
+
+
+def chat_template(model: Any) -> ChatTemplate | None:
+    """The chat template of a model of llama.cpp, or None where it has none.
+
+    Raises
+    ------
+    ConfigError : it cannot be read.
+    """
+    source = lib.llama_model_chat_template(model, None)
+    if not source:
+        return None
+    vocab = lib.llama_model_get_vocab(model)
+    bos, eos = (
+        "" if token < 0 else lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace")
+        for token in (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))
+    )
+    return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
 
 
 def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:

@@ -107,8 +107,8 @@ class ContextConfig:
                 raise ConfigError(f"{name} {getattr(self, name)!r} is not one of {allowed}")
         if not self.flash_attn and self.type_v not in ("f32", "f16", "bf16"):
             raise ConfigError(
-                f"type_v {self.type_v!r} needs flash attention (flash_attn=True); without it "
-                "the V cache must be f16, bf16 or f32"
+                f"type_v {self.type_v!r} needs flash attention; without it the V cache must be "
+                "f16, bf16 or f32"
             )
 
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
 from edge_tr.completion import Completion, schema_grammar
 from edge_tr.errors import ConfigError
+from edge_tr.llama.model import chat_template
 from edge_tr.messages import ChatTemplate
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.embeddings import Embedder
@@ -48,7 +50,10 @@ class Service:
         self.worker = Worker(lambda: llm.cancel(), config.max_waiting)
         self.metrics = Metrics(lambda: self.worker.n_jobs)
         self.started_s = int(time.time())
-        self._template: ChatTemplate | None = None
+
+    @cached_property
+    def _template(self) -> ChatTemplate | None:
+        return chat_template(self.llm.model)
 
     def chat(self, request: ChatRequest) -> Reply:
         """The reply to a conversation, not generated yet."""
@@ -61,7 +66,7 @@ class Service:
         else:
             grammar = response_grammar(request.response_format)
         if self._template is None:
-            self._template = ChatTemplate(self.llm)
+            raise ConfigError("the model has no chat template, so it can only continue a text")
         text = self._template.render(request.messages, tools)
         prompt = self.llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=True)
         return ChatReply(
