@@ -59,12 +59,6 @@ class History:
     def n_matches(self, n: int) -> None:
         self._n_matches = n if self._use_matches else 0
 
-    @property
-    def match_level(self) -> int:
-        """0 to 2, low to high."""
-        rate = self.match_rate[0]
-        return 0 if rate < 0.35 else 1 if rate < 0.8 else 2
-
     def begin(self, tokens: Int32) -> None:
         """Start from a prompt."""
         self.n = len(tokens)
@@ -178,7 +172,6 @@ class Candidates:
                 history.links,
                 history.matches,
                 history.n_matches,
-                history.match_level,
                 history.match_rate,
                 history.counting,
                 draft.token,

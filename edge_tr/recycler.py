@@ -89,7 +89,7 @@ class Recycler:
         size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
         n_heap = (size + 1) * kernels.MAX_CANDIDATES
         self._grown: Int32 = np.zeros((7, size), dtype=np.int32)
-        self._grown_p: Float32 = np.zeros((2, size), dtype=np.float32)
+        self._grown_p: Float32 = np.zeros((3, size), dtype=np.float32)
         self._node_matches: Int32 = np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32)
         self._heap_p: Float32 = np.zeros(n_heap, dtype=np.float32)
         self._heap_item: Int32 = np.zeros((2, n_heap), dtype=np.int32)
@@ -186,7 +186,7 @@ class Recycler:
                 self._history.n,
                 self._history.matches,
                 self._history.n_matches,
-                self._history.match_level,
+                self._history.match_rate,
                 max_nodes,
                 max_depth,
                 self.max_lanes,

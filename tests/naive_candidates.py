@@ -24,8 +24,17 @@ def probability_code(p: float) -> int:
 
 def match_class(length: int, longest: int, level: int) -> int:
     if length < longest:
-        return 17 if length >= 4 else 16
+        return 22 if length >= 4 else 21
     return 5 * level + 1 + bisect_right([3, 5, 9, 17], length)
+
+
+def match_level(rate: float) -> int:
+    return bisect_right([0.35, 0.8, 0.95], rate)
+
+
+def next_rate(rate: float, proposed: Sequence[tuple[int, int]], token: int) -> float:
+    """The share of right longest matches after one more token."""
+    return rate + 0.2 * ((proposed[0][0] == token) - rate) if proposed else rate
 
 
 def codes_of(values: Sequence[float], *, by_rank: bool = False) -> list[int]:
@@ -44,17 +53,20 @@ class Sources:
     ----------
     single : row of each token that has one.
     pair : row of each pair of tokens that has one.
-    level : how often matches were right of late, 0 to 2.
+    rate : how often the longest matches were right of late.
     """
 
     single: dict[int, Row] = field(default_factory=dict)
     pair: dict[tuple[int, int], Row] = field(default_factory=dict)
-    level: int = 1
+    rate: float = 0.5
 
-    def gather(self, a: int, b: int, proposed: Sequence[tuple[int, int]]) -> dict[int, int]:
+    def gather(
+        self, a: int, b: int, proposed: Sequence[tuple[int, int]], rate: float
+    ) -> dict[int, int]:
         """Cell of each candidate after ``(a, b)``.
 
-        ``proposed`` holds the next token and the length of each match, the longest first.
+        ``proposed`` holds the next token and the length of each match, the longest first;
+        ``rate`` is the share of right ones before.
         """
         two = dict(self.pair.get((a, b), []))
         one = dict(self.single.get(b, []))
@@ -62,10 +74,11 @@ class Sources:
         longest = max((length for _, length in proposed), default=0)
         classes: dict[int, int] = {}
         for token, length in proposed:
-            classes.setdefault(token, match_class(length, longest, self.level))
+            classes.setdefault(token, match_class(length, longest, match_level(rate)))
+        no_match = 22 + max(1, match_level(rate)) if proposed else 0
         tokens = list(dict.fromkeys([*two, *one, *classes]))[:MOST_CANDIDATES]
         return {
-            t: (classes.get(t, 0) * N_CODES + two.get(t, lacking[0])) * N_CODES
+            t: (classes.get(t, no_match) * N_CODES + two.get(t, lacking[0])) * N_CODES
             + one.get(t, lacking[1])
             for t in tokens
         }
@@ -113,13 +126,14 @@ def children(
 ) -> list[Candidate]:
     """Every child of the node at ``path`` with the probability of its path."""
     line = list(text)
-    matches = list(root_matches)
+    matches, rate = list(root_matches), sources.rate
     for token in path:
+        rate = next_rate(rate, [(line[i], length) for i, length in matches], token)
         matches = follow([*line, token], matches, token)
         line.append(token)
     proposed = [(line[i], length) for i, length in matches]
     before = line[-2] if len(line) > 1 else -1
-    cells = sources.gather(before, line[-1], proposed)
+    cells = sources.gather(before, line[-1], proposed, rate)
     p = estimate(list(cells.values()), calibration)
     return [Candidate((*path, t), chance * x) for t, x in zip(cells, p, strict=True)]
 
@@ -180,9 +194,9 @@ def calibrate(
     root_matches: Sequence[Match],
     emitted: Sequence[int],
     rank_counts: list[list[list[float]]],
-) -> list[bool]:
+) -> float:
     """Count the candidates of each place on the emitted path, by cell and by source and rank;
-    old counts fade. Whether the longest match was right, of each place that had one."""
+    old counts fade. The share of right longest matches after it."""
 
     def count(hits: list[float], trials: list[float], place: int, hit: bool) -> None:
         trials[place] += 1
@@ -191,7 +205,7 @@ def calibrate(
             trials[place] /= 2
             hits[place] /= 2
 
-    right = []
+    rate = sources.rate
     line = list(text)
     whole = [*text, *emitted]
     matches = list(root_matches)
@@ -199,15 +213,14 @@ def calibrate(
     for token in emitted:
         proposed = [(whole[i], length) for i, length in matches]
         before = line[-2] if len(line) > 1 else -1
-        for candidate, cell in sources.gather(before, line[-1], proposed).items():
+        for candidate, cell in sources.gather(before, line[-1], proposed, rate).items():
             count(hits, trials, cell, candidate == token)
         pair = sources.pair.get((before, line[-1]), [])
         single = sources.single.get(line[-1], [])
         for source, row in enumerate((pair, single, proposed)):
             for rank, (candidate, _) in enumerate(row):
                 count(rank_counts[0][source], rank_counts[1][source], rank, candidate == token)
-        if proposed:
-            right.append(proposed[0][0] == token)
+        rate = next_rate(rate, proposed, token)
         line.append(token)
         matches = follow(line, matches, token)
-    return right
+    return rate

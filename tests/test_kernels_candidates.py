@@ -52,6 +52,7 @@ def learn(seed: int, *, n_vocab: int = 6, k: int = 4, pairs: bool = True) -> Lea
             sources.pair[a, b] = random_row(rng, n_vocab, PAIR_K)
     trials = rng.uniform(4, 20, kernels.N_CELLS)
     calibration = np.stack((trials * rng.uniform(0, 0.6, kernels.N_CELLS), trials))
+    sources.rate = rng.uniform(0.2, 1)
     return as_arrays(sources, calibration, n_vocab, k)
 
 
@@ -160,7 +161,7 @@ def grow(
         len(text),
         match_array(matches),
         len(matches),
-        learned.sources.level,
+        np.full(1, learned.sources.rate),
         max_nodes,
         max_depth,
         max_lanes,
@@ -168,7 +169,7 @@ def grow(
         price,
         margin,
         np.zeros((7, size), dtype=np.int32),
-        np.zeros((2, size), dtype=np.float32),
+        np.zeros((3, size), dtype=np.float32),
         np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32),
         np.zeros(n_heap, dtype=np.float32),
         np.zeros((2, n_heap), dtype=np.int32),
@@ -414,13 +415,13 @@ def test_two_token_rows_spread_over_the_table() -> None:
     assert (keys >= 0).sum() > 0.99 * len(pairs)
 
 
-@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize("first_rate", [0.1, 0.5, 0.9, 0.99])
 @pytest.mark.parametrize("pairs", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_calibrate(seed: int, pairs: bool, level: int) -> None:
+def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
     learned = learn(seed, pairs=pairs)
-    learned.sources.level = level
-    rate, expected_rate = np.full(1, 0.5), 0.5
+    learned.sources.rate = first_rate
+    rate = np.full(1, first_rate)
     calibration = np.array(learned.calibration)
     expected = [list(row) for row in learned.calibration]
     ranks = np.zeros((2, kernels.N_SOURCES, 16))
@@ -432,17 +433,16 @@ def test_calibrate(seed: int, pairs: bool, level: int) -> None:
         emitted = text[n : n + 5]
         kernels.calibrate(
             *learned.arrays, calibration, ranks, 15.0, text, n, match_array(matches), len(matches),
-            level, rate, emitted, len(emitted), scratch[0], scratch[1],
+            rate, emitted, len(emitted), scratch[0], scratch[1],
         )  # fmt: skip
-        for right in naive.calibrate(
+        learned.sources.rate = naive.calibrate(
             learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist(),
             expected_ranks,
-        ):  # fmt: skip
-            expected_rate += 0.2 * (right - expected_rate)
+        )
     np.testing.assert_allclose(calibration, expected)
     np.testing.assert_allclose(ranks, expected_ranks)
     assert (ranks[1, 1:].sum(axis=-1) > 0).all()
-    assert rate[0] == pytest.approx(expected_rate)
+    assert rate[0] == pytest.approx(learned.sources.rate)
     assert (calibration != np.array(learned.calibration)).any()
 
 
@@ -496,13 +496,13 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
         if in_one:
             n = kernels.learn_step(
                 *learned.arrays, stamps, calibration, ranks, 50.0, 1, False, line, 60, heads, links,
-                found, n, 1, rate, counting, token, parent, slot, 5, ids, values, emitted,
+                found, n, rate, counting, token, parent, slot, 5, ids, values, emitted,
                 scratch[0], scratch[1],
             )  # fmt: skip
         else:
             if counting:
                 kernels.calibrate(
-                    *learned.arrays, calibration, ranks, 50.0, line, 60, found, n, 1, rate,
+                    *learned.arrays, calibration, ranks, 50.0, line, 60, found, n, rate,
                     emitted, 3, scratch[0], scratch[1],
                 )  # fmt: skip
             kernels.recycle_rows(

@@ -7,9 +7,10 @@ Each candidate falls into a cell of the calibration by what the sources say of i
     cell = (match class * N_CODES + two-token code) * N_CODES + one-token code
 
 The code of a row is 0 = there is no row, 1 = the row lacks the candidate, 2 to 9 = the stored
-probability, low to high. The match class is 0 = no match; 1 to 15 = the longest match goes on
-with it: 5 classes of its length at each of 3 levels of how often matches were right of late;
-16 and 17 = a shorter match goes on with it.
+probability, low to high. The match class is 0 = no match; 1 to 20 = the longest match goes on
+with it: 5 classes of its length at each of 4 levels of how often matches were right of late;
+21 and 22 = a shorter match goes on with it; 23 to 25 = every match goes on with something else,
+at level 0 or 1, 2, and 3.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 """
@@ -26,7 +27,7 @@ from . import CACHE
 Array = np.ndarray[Any, Any]
 
 N_CODES = 10
-N_CLASSES = 18
+N_CLASSES = 26
 N_CELLS = N_CLASSES * N_CODES * N_CODES
 MAX_CANDIDATES = 32
 MAX_MATCHES = 8
@@ -56,7 +57,7 @@ def _probability_code(p: float) -> int:
 @njit(cache=CACHE, nogil=True)
 def _match_class(length: int, longest: int, level: int) -> int:
     if length < longest:
-        return 16 if length < 4 else 17
+        return 21 if length < 4 else 22
     by_length = 5
     if length < 3:
         by_length = 1
@@ -67,6 +68,21 @@ def _match_class(length: int, longest: int, level: int) -> int:
     elif length < 17:
         by_length = 4
     return 5 * level + by_length
+
+
+@njit(cache=CACHE, nogil=True)
+def _match_level(rate: float) -> int:
+    """0 to 3, low to high; 3 is a text that is being copied."""
+    if rate < 0.35:
+        return 0
+    if rate < 0.8:
+        return 1
+    return 2 if rate < 0.95 else 3
+
+
+@njit(cache=CACHE, nogil=True)
+def _next_match_rate(rate: float, right: bool) -> float:
+    return rate + 0.2 * ((1.0 if right else 0.0) - rate)
 
 
 @njit(cache=CACHE, nogil=True)
@@ -170,6 +186,11 @@ def _gather(
             n += 1
         if cells[i] < N_CODES * N_CODES:  # the longest match stands first
             cells[i] += match_class * N_CODES * N_CODES
+    if n_matches > 0:
+        other_class = 22 + max(1, match_level)
+        for i in range(n):
+            if cells[i] < N_CODES * N_CODES:
+                cells[i] += other_class * N_CODES * N_CODES
     return n
 
 
@@ -335,7 +356,7 @@ def grow_tree(
     n_text: int,
     root_matches: Array,
     n_root_matches: int,
-    match_level: int,
+    match_rate: Array,
     max_nodes: int,
     max_depth: int,
     max_lanes: int,
@@ -362,12 +383,13 @@ def grow_tree(
     calibration : float64[2, N_CELLS]: hits and trials of each cell.
     text, n_text : int32[...], the committed sequence; the root is its last token.
     root_matches, n_root_matches : int32[2, MAX_MATCHES] from ``find_matches``.
-    match_level : 0 to 2; how often matches were right of late.
+    match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
+        a path that follows the longest match.
     max_nodes, max_depth, max_lanes : bounds of the tree.
     seconds : float64[>= max_nodes + 1]; cost of a step with that many nodes.
     price : what a second is worth, in tokens; 0 fills the tree up to its bounds.
     margin : tokens that a tree must promise beyond its cost, or nothing is drafted.
-    grown, grown_p, matches, heap_p, heap_item : int32[7, size], float32[2, size],
+    grown, grown_p, matches, heap_p, heap_item : int32[7, size], float32[3, size],
         int32[2, size, MAX_MATCHES], float32[size * MAX_CANDIDATES] and
         int32[2, size * MAX_CANDIDATES]; scratch, size > max_nodes and > MAX_CANDIDATES.
     token, parent, depth : int32[> max_nodes], written in BFS order; node 0 is the root.
@@ -385,10 +407,10 @@ def grow_tree(
         grown[4],
     )
     match_token, cell = grown[5], grown[6]
-    g_chance, p = grown_p[0], grown_p[1]
+    g_chance, p, g_rate = grown_p[0], grown_p[1], grown_p[2]
     cand_token = heap_item[0, heap_item.shape[1] - MAX_CANDIDATES :]
     g_token[0], g_parent[0], g_depth[0], n_children[0] = text[n_text - 1], -1, 0, 0
-    g_chance[0] = 1.0
+    g_chance[0], g_rate[0] = 1.0, match_rate[0]
     n_matches[0] = n_root_matches
     matches[:, 0, :n_root_matches] = root_matches[:, :n_root_matches]
     n, n_heap, n_lanes = 1, 0, 1
@@ -414,7 +436,7 @@ def grow_tree(
                 match_token,
                 matches[1, node],
                 count,
-                match_level,
+                _match_level(g_rate[node]),
                 cand_token,
                 cell,
             )
@@ -450,6 +472,9 @@ def grow_tree(
         _match_tokens(
             text, n_text, matches[0, up], count, up, g_token, g_parent, g_depth, match_token
         )
+        g_rate[n] = g_rate[up]
+        if count > 0:
+            g_rate[n] = _next_match_rate(g_rate[up], match_token[0] == g_token[n])
         for m in range(count):
             if match_token[m] == g_token[n]:
                 matches[0, n, n_matches[n]] = matches[0, up, m] + 1
@@ -544,7 +569,6 @@ def calibrate(
     n_text: int,
     root_matches: Array,
     n_root_matches: int,
-    match_level: int,
     match_rate: Array,
     emitted: Array,
     n_emitted: int,
@@ -558,10 +582,9 @@ def calibrate(
 
     Parameters
     ----------
-    rows to match_level : as in ``grow_tree``; ``calibration`` is written.
+    rows to match_rate : as in ``grow_tree``; ``calibration`` and ``match_rate`` are written.
     rank_counts : float64[2, N_SOURCES, MAX_MATCHES or more], written: hits and trials of each
         rank of the two-token row, the one-token row and the matches, the longest match first.
-    match_rate : float64[1], written: share of the longest matches that were right, of late.
     emitted : int32[>= n_emitted], the tokens the step emitted after the root.
     tokens, cells : int32[MAX_CANDIDATES], scratch.
     """
@@ -586,7 +609,7 @@ def calibrate(
             match_token,
             match_length,
             n_matches,
-            match_level,
+            _match_level(match_rate[0]),
             tokens,
             cells,
         )
@@ -606,7 +629,7 @@ def calibrate(
                 calibration[0, cell] *= 0.5
                 calibration[1, cell] *= 0.5
         if n_matches > 0:
-            match_rate[0] += 0.2 * ((1.0 if match_token[0] == chosen else 0.0) - match_rate[0])
+            match_rate[0] = _next_match_rate(match_rate[0], match_token[0] == chosen)
         kept = 0
         for m in range(n_matches):
             if match_token[m] == chosen:
@@ -660,7 +683,6 @@ def learn_step(
     links: Array,
     matches: Array,
     n_matches: int,
-    match_level: int,
     match_rate: Array,
     counting: bool,
     token: Array,
@@ -701,7 +723,6 @@ def learn_step(
             n_text,
             matches,
             n_matches,
-            match_level,
             match_rate,
             emitted,
             n_emitted,
