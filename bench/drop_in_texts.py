@@ -1,4 +1,4 @@
-"""Texts of ``edge_tr.Llama`` beside those of ``llama_cpp.Llama``: ``python -m bench.drop_in_texts``.
+"""Texts of ``edge_tr.Llama`` beside the stock class's: ``python -m bench.drop_in_texts --json``.
 
 Every question is answered by the stock class, with a draft tree at every step, and in automatic
 mode, in one configuration, of the same length, end of text ignored; greedy and with a seed; twice,
@@ -128,6 +128,7 @@ def measure(
         width = max(greedy.width, seeded.width)
         progress(f"{arm}: the control, in batches of 2 to {width}")
         llm.reset()
+        assert llm._target is not None
         report = compare_texts(
             llm._target,
             greedy.pairs,
@@ -191,7 +192,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         stock = stack.enter_context(closing(llama_cpp.Llama(path, verbose=False, **context)))
         arms = {}
-        for arm, tree in (("forced", parse_tree(options.tree)), ("auto", "auto")):
+        for arm in ("forced", "auto"):
+            tree: Any = parse_tree(options.tree) if arm == "forced" else arm
             llm = Llama(path, speculative=tree, matrix_path=False, verbose=False, **context)
             arms[arm] = stack.enter_context(llm)
 

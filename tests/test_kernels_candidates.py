@@ -436,7 +436,12 @@ def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
             rate, emitted, len(emitted), scratch[0], scratch[1],
         )  # fmt: skip
         learned.sources.rate = naive.calibrate(
-            learned.sources, expected, 15.0, text[:n].tolist(), matches, emitted.tolist(),
+            learned.sources,
+            expected,
+            15.0,
+            text[:n].tolist(),
+            matches,
+            emitted.tolist(),
             expected_ranks,
         )
     np.testing.assert_allclose(calibration, expected)

@@ -9,7 +9,6 @@ from typing import Any
 
 from edge_tr.cli.output import note, write
 
-
 _GROUPS = {
     "shipped": "to use",
     "quantised": "to use",

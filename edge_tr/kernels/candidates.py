@@ -385,8 +385,8 @@ def grow_tree(
     root_matches, n_root_matches : int32[2, MAX_MATCHES] from ``find_matches``.
     match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
         a path that follows the longest match.
-    max_nodes, max_depth, max_lanes : bounds of the tree. It is at most ``8 + 4 * length`` deep where
-        ``length`` is that of the longest match: a short one says little about what is far.
+    max_nodes, max_depth, max_lanes : bounds of the tree. It is at most ``8 + 4 * length`` deep,
+        where the longest match has that length: a short one says little about what is far.
     seconds : float64[>= max_nodes + 1]; cost of a step with that many nodes.
     price : what a second is worth, in tokens; 0 fills the tree up to its bounds.
     margin : tokens that a tree must promise beyond its cost, or nothing is drafted.
