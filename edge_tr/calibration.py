@@ -2,7 +2,8 @@
 
 The log-odds of a candidate are a sum of one number for its match class and one for its code in
 each row. The numbers were fitted with ``python -m bench.fit_prior`` on SmolLM2-135M Q4_0 and
-questions that no benchmark measures; counting corrects them for every other model and text.
+questions that no benchmark measures, those of level 3 and of contradicted candidates later, with
+``--classes``; counting corrects them for every other model and text.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ _MATCH_CLASS = (
 )
 _TWO_TOKEN_CODE = (0.0, -1.2, -1.1, -0.5, -0.3, 0.2, 0.3, 1.2, 1.2, 1.9)
 _ONE_TOKEN_CODE = (0.0, -0.5, -1.3, -0.8, -0.4, 0.4, 0.9, 1.2, 1.4, 2.0)
+
+LOG_ODDS = (_BASE, _MATCH_CLASS, _TWO_TOKEN_CODE, _ONE_TOKEN_CODE)
+"""Base, match class, two-token code and one-token code."""
 
 
 def prior() -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -203,14 +203,12 @@ class Candidates:
         }
 
     def load_arrays(self, arrays: Mapping[str, Any]) -> None:
-        """Take over what ``to_arrays`` gave, oldest two-token rows first; files of earlier
-        versions have no ``rank_counts``.
+        """Take over what ``to_arrays`` gave, oldest two-token rows first.
 
         Raises
         ------
         ConfigError : arrays of another shape, or with values that are not allowed.
         """
-        arrays = {"rank_counts": np.zeros_like(self.rank_counts), **arrays}
         known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
         n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
         for name, shape, dtype in (

@@ -23,11 +23,14 @@ _RATE_STEPS = 64
 _CORRECTION = 0.1
 """Least share of a new observation in a correction; half is forgotten in 7 steps."""
 
-_DRIFT_STEPS = 64
+_DRIFT_STEPS = 32
 """Plain steps over which their cost is compared with what was measured."""
 
+_DRIFT_WIDE_STEPS = 12
+"""Steps of a width after which its correction is believed."""
+
 _DRIFT = 1.33
-"""Share of the measured cost of a plain step from which on the table is no longer believed."""
+"""Factor on a measured cost from which on the table is no longer believed."""
 
 _SURPRISE = 1.5
 """A step counts for at most this many times its expected seconds, or the part of it."""
@@ -130,8 +133,9 @@ class StepCosts:
     ----------
     table : what was measured; None knows nothing beforehand and learns from the steps alone.
     max_width : widest step that will be asked for.
-    on_drift : called once, when plain steps have come to take a third more or a quarter less
-        than was measured; the table should be measured anew when there is time.
+    on_drift : called once, when plain steps, or steps of another width beside plain ones, have
+        come to take a third more or a quarter less than was measured; the table should be
+        measured anew when there is time.
 
     Attributes
     ----------
@@ -219,14 +223,19 @@ class StepCosts:
             weight = max(_CORRECTION, 0.4 / (1 + self._n_seen[n_tokens]))
             self._n_seen[n_tokens] += 1
             self._factor *= np.exp(weight * surprise * self._share[n_tokens])
+            if n_tokens > 1 and self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS:
+                self._tell_drift(math.log(self._factor[n_tokens] / self._factor[1]))
         self._last_width = n_tokens
 
     def _follow_drift(self, ratio: float) -> None:
         """Take note of a plain step that took ``ratio`` times as long as was measured."""
         weight = 1 / min(self._n_seen[1] + 1, _DRIFT_STEPS)
         self._log_drift += weight * (math.log(ratio) - self._log_drift)
-        drifted = self._n_seen[1] >= _DRIFT_STEPS and abs(self._log_drift) > math.log(_DRIFT)
-        if drifted and self._on_drift is not None:
+        if self._n_seen[1] >= _DRIFT_STEPS:
+            self._tell_drift(self._log_drift)
+
+    def _tell_drift(self, log_drift: float) -> None:
+        if abs(log_drift) > math.log(_DRIFT) and self._on_drift is not None:
             self._on_drift()
             self._on_drift = None
 

@@ -189,12 +189,14 @@ def _open(path: Path, options: Any) -> Llama:
     """The open model; one at a time is kept, so that a conversation finds its cache again."""
     from edge_tr.build_check import require_working_build
     from edge_tr.cli.options import parse_tree
+    from edge_tr.cli.output import show_log
     from edge_tr.completion import open_llama
 
     key = (path, options.n_ctx, options.tree, options.threads, options.exact)
     with _lock:
         if key not in _opened:
             require_working_build()
+            show_log()
             close()
             _opened[key] = open_llama(
                 path,

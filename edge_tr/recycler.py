@@ -96,7 +96,8 @@ class Recycler:
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
         self._history = History(n_ctx + 1, use_matches=use_matches)
-        self._expected, self._realised = _TRUST_WEIGHT, _FIRST_TRUST * _TRUST_WEIGHT
+        self._expected = self._realised = 0.0
+        self._forget(1.0)
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
@@ -117,8 +118,9 @@ class Recycler:
 
     @property
     def trust(self) -> float:
-        """Accepted over expected tokens of late; what the estimates are multiplied with."""
-        return min(1.2, self._realised / self._expected)
+        """Accepted over expected tokens of late, at most 1; what the estimates are multiplied
+        with."""
+        return min(1.0, self._realised / self._expected)
 
     @property
     def chances(self) -> Float32:
@@ -145,6 +147,7 @@ class Recycler:
 
     def begin(self, tokens: Int32) -> None:
         self._history.begin(tokens)
+        self._forget(1.0)
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs
@@ -206,6 +209,11 @@ class Recycler:
         )
         self._n_proposed = draft.n
 
+    def _forget(self, share: float) -> None:
+        """Bring the comparison of expected and accepted tokens back to its start."""
+        self._expected += share * (_TRUST_WEIGHT - self._expected)
+        self._realised += share * (_FIRST_TRUST * _TRUST_WEIGHT - self._realised)
+
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]
     ) -> None:
@@ -214,9 +222,7 @@ class Recycler:
             self._expected += expected - self._expected / _TRUST_STEPS
             self._realised += len(accepted) - self._realised / _TRUST_STEPS
         else:
-            share = min(1.0, len(emitted) / _FORGET_TOKENS)
-            self._expected += share * (_TRUST_WEIGHT - self._expected)
-            self._realised += share * (_FIRST_TRUST * _TRUST_WEIGHT - self._realised)
+            self._forget(min(1.0, len(emitted) / _FORGET_TOKENS))
         self._n_proposed = 0
         new = np.array(emitted, dtype=np.int32)
         self.candidates.learn(self._history, draft, ids, values, new)

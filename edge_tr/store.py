@@ -42,7 +42,7 @@ from .whole_file import write_whole
 Array = np.ndarray[Any, Any]
 
 FORMAT = "edge_tr adjacency matrix"
-VERSION = 1
+VERSION = 2
 _MAX_HEADER_BYTES = 1 << 16
 _HEADER_TYPES = {"fingerprint": str, "n_vocab": int, "k": int, "n_seen": int, "saved_at": str}
 _EXTRA = "extra."
@@ -166,12 +166,14 @@ def check_own(path: Path) -> None:
 
     Raises
     ------
-    MatrixFileError : something else stands there, or it cannot be read.
+    MatrixFileError : something else stands there, it cannot be read, or there is no such folder.
     """
     try:
         with path.open("rb") as stream:
             start = stream.read(40)
     except FileNotFoundError:
+        if not path.parent.is_dir():
+            raise MatrixFileError(f"{path}: the folder {path.parent} does not exist") from None
         return
     except OSError as error:
         raise MatrixFileError(f"{path} cannot be read: {error.strerror or error}") from error

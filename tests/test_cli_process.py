@@ -88,7 +88,7 @@ def test_ctrl_c_in_prefill(process: Process, tmp_path: Path) -> None:
         out, err = child.communicate(timeout=60)
     assert child.returncode == 130
     assert out == b""
-    assert b"edge-tr: no token of an answer" in err
+    assert b"edge-tr: no answer to a prompt" in err
     assert b"Traceback" not in err
 
 

@@ -36,8 +36,8 @@ def serve(
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (("--port", 70000), "port 70000 is not allowed"),
-        (("--max-waiting", -1), "max_waiting -1 is not allowed"),
+        (("--port", 70000), "--port 70000 is not allowed"),
+        (("--max-waiting", -1), "--max-waiting -1 is not allowed"),
         (("--origin", "*"), "origin '*' is not allowed"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         (("--tree", "wide"), "--tree wide is not allowed"),
@@ -57,6 +57,26 @@ def test_a_port_that_is_taken(serve: Callable[..., tuple[int, str]]) -> None:
         code, err = serve("--port", listener.getsockname()[1])
     assert code == 2
     assert "cannot listen on 127.0.0.1" in err
+
+
+def test_ctrl_c_before_the_server_hears_signals(
+    serve: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_arguments: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("edge_tr.server.run.Server.run", interrupted)
+    code, err = serve("--port", 0)
+    assert code == 0
+    assert "listening at" in err
+
+
+def test_measuring_is_told(
+    serve: Callable[..., tuple[int, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr("edge_tr.server.run.Server.run", lambda *_a, **_k: None)
+    assert "measuring decode steps behind" in serve("--port", 0, "--threads", 1)[1]
 
 
 def test_a_model_that_is_missing(serve: Callable[..., tuple[int, str]]) -> None:

@@ -153,6 +153,15 @@ def test_a_machine_that_stays_slower_is_told_once() -> None:
     assert told == [1]
 
 
+def test_a_width_that_was_measured_wrongly_is_told_once() -> None:
+    told: list[int] = []
+    costs = StepCosts(TABLE, 8, lambda: told.append(1))
+    for _ in range(40):
+        costs.observe(1, 100, 10.0, 1)
+        costs.observe(4, 100, 0.5 * TABLE.at(100, 8)[4], 2)
+    assert told == [1]
+
+
 @pytest.mark.parametrize("seconds", [8.0, 10.0, 12.5])
 def test_a_machine_that_changed_little_is_not_told(seconds: float) -> None:
     told: list[int] = []

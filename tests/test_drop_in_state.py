@@ -261,6 +261,18 @@ def test_a_damaged_matrix_at_a_given_path(open_tiny: Open, tmp_path: Path) -> No
         open_tiny(matrix_path=path)
 
 
+def test_a_matrix_in_a_folder_that_is_missing(open_tiny: Open, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "matrix.npz"
+    with pytest.raises(MatrixFileError, match="missing does not exist"):
+        open_tiny(matrix_path=path)
+    assert not path.parent.exists()
+
+
+def test_what_is_no_tree(open_tiny: Open) -> None:
+    with pytest.raises(ConfigError, match="speculative None is not allowed; it must be 'auto'"):
+        open_tiny(speculative=None)
+
+
 def write_lora(path: Path) -> Path:
     """An adapter of rank 2 for the tiny llama, strong enough to change its text."""
     rng = np.random.default_rng(0)

@@ -137,7 +137,7 @@ class Conversation:
         if not self._turns:
             raise ConfigError("there is nothing to forget")
         del self._turns[:2]
-        note(f"{len(self._turns) // 2} messages and their answers are left")
+        note(f"messages with their answers that are left: {len(self._turns) // 2}")
 
     def retry(self, _rest: str) -> None:
         """Answer the last message once more."""

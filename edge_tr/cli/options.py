@@ -195,7 +195,7 @@ def context_config(args: argparse.Namespace) -> ContextConfig:
     tree = parse_tree(args.tree)
     if isinstance(tree, TreeTemplate):
         more["n_lanes"] = max(tree.n_leaves, ContextConfig.n_lanes)
-    return _configured(ContextConfig, args, _CONTEXT, **more)
+    return configured(ContextConfig, args, _CONTEXT, **more)
 
 
 def draft_config(args: argparse.Namespace) -> DraftConfig:
@@ -203,7 +203,7 @@ def draft_config(args: argparse.Namespace) -> DraftConfig:
     from edge_tr.config import DraftConfig
 
     more = {"speculative": parse_tree(args.tree), "harvest": not args.no_harvest}
-    return _configured(DraftConfig, args, _DRAFT, **more)
+    return configured(DraftConfig, args, _DRAFT, **more)
 
 
 def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
@@ -236,10 +236,10 @@ def sampling_config(args: argparse.Namespace) -> SamplingConfig:
     from edge_tr.config import SamplingConfig
 
     more = {"seed": secrets.randbelow(1 << 31)} if args.temp and args.seed is None else {}
-    return _configured(SamplingConfig, args, _SAMPLING, **more)
+    return configured(SamplingConfig, args, _SAMPLING, **more)
 
 
-def _configured(
+def configured(
     make: Callable[..., T], args: argparse.Namespace, names: dict[str, str], **more: Any
 ) -> T:
     """A configuration of the options that were given; an error names the option, not the setting.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import io
+import logging
 import os
 import sys
 
@@ -15,6 +16,19 @@ class OutputClosedError(Exception):
 def note(line: str) -> None:
     """Tell the user one line on stderr."""
     print(f"edge-tr: {line}", file=sys.stderr, flush=True)
+
+
+class _Notes(logging.Handler):
+    def emit(self, record: logging.LogRecord) -> None:
+        note(self.format(record))
+
+
+def show_log() -> None:
+    """From now on tell the user what the package logs: what takes long, and warnings."""
+    logger = logging.getLogger("edge_tr")
+    if not any(isinstance(handler, _Notes) for handler in logger.handlers):
+        logger.addHandler(_Notes())
+    logger.setLevel(logging.INFO)
 
 
 def write(text: str) -> None:

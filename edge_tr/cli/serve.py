@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import logging
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_tr.cli import options
 from edge_tr.cli.interrupt import Interruptible
-from edge_tr.cli.output import note
+from edge_tr.cli.output import note, show_log
 from edge_tr.cli.progress import loading
 
 if TYPE_CHECKING:
@@ -104,30 +104,24 @@ def serve(args: argparse.Namespace) -> int:
 
     require_extra()
     options.prepare_llama(args)
-    logging.getLogger("edge_tr").addHandler(_Notes(logging.WARNING))
+    show_log()
     config = _config(args)
     arguments = options.llama_arguments(args)
     path = options.model_path(args)
     return _serve(args, config, path, arguments)
 
 
-class _Notes(logging.Handler):
-    """Shows warnings of the package as notes."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        note(self.format(record))
-
-
 def _config(args: argparse.Namespace) -> ServerConfig:
     from edge_tr.server.config import ServerConfig
 
     names = ("host", "port", "max_waiting", "max_request_bytes")
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    return ServerConfig(
+    return options.configured(
+        ServerConfig,
+        args,
+        dict(zip(names, names, strict=True)),
         api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
         origins=tuple(args.origin),
         hosts=tuple(name.lower() for name in args.allow_host),
-        **given,
     )
 
 
@@ -152,7 +146,8 @@ def _serve(
             host = f"[{config.host}]" if ":" in config.host else config.host
             note(f"listening at http://{host}:{listener.getsockname()[1]}/ (Ctrl-C stops)")
             try:
-                Server(service).run(sockets=[listener])
+                with suppress(KeyboardInterrupt):  # before the server hears signals
+                    Server(service).run(sockets=[listener])
             finally:
                 service.close()
     return 0

@@ -27,7 +27,7 @@ def statistics(stats: Stats, finish_reason: str) -> list[str]:
     """
     if not stats.n_tokens:
         return [
-            f"no token of an answer to {_count(stats.n_prompt, 'token')}: {ENDS[finish_reason]}"
+            f"no answer to a prompt of {_count(stats.n_prompt, 'token')}: {ENDS[finish_reason]}"
         ]
     reused = f", {stats.n_reused} reused from the cache" if stats.n_reused else ""
     seconds = max(0.0, stats.total_s - stats.prefill_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import logging
 import os
 import sys
@@ -16,7 +17,7 @@ import llama_cpp
 
 from ..config import DraftConfig
 from ..engine import Engine
-from ..errors import MatrixFileError, ModelError
+from ..errors import ConfigError, MatrixFileError, ModelError
 from ..generate import Decoder
 from ..rows import RecentRows, RowsView
 from ..stats import Stats
@@ -63,6 +64,11 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             )
             del options[name]
         if not isinstance(speculative, (str, TreeTemplate)):
+            if not isinstance(speculative, Iterable):
+                raise ConfigError(
+                    f"speculative {speculative!r} is not allowed; it must be 'auto', 'off', a "
+                    "TreeTemplate or a list of rank paths"
+                )
             speculative = TreeTemplate(speculative)
         self._own: dict[str, Any] = {
             "speculative": speculative,
@@ -102,7 +108,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             context.matrix_identity(self),
             plain_reason=reason,
             drafter=self._users_drafter(target),
-            progress=_tell if self.verbose else lambda line: None,
+            progress=functools.partial(_tell, self.verbose),
         )
         self._engine, self._decoder = engine, engine.decoder
         self._max_width = engine.decoder.max_width
@@ -200,8 +206,11 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         return self.__copy__()
 
 
-def _tell(line: str) -> None:
-    print(f"edge_tr: {line}", file=sys.stderr)
+def _tell(verbose: bool, line: str) -> None:
+    """Tell what takes long."""
+    logger.info("%s", line)
+    if verbose:
+        print(f"edge_tr: {line}", file=sys.stderr)
 
 
 class _Closed:

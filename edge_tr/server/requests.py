@@ -33,6 +33,7 @@ _UNSUPPORTED = {
     "suffix": "",
     "min_tokens": "",
     "logit_bias_type": "; token ids are read",
+    "dimensions": "; a vector is as long as the model makes it",
 }
 
 
@@ -84,7 +85,6 @@ class EmbeddingRequest(types.CreateEmbeddingRequest):  # type: ignore[misc]
     """Body of /v1/embeddings."""
 
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: None = None
 
 
 _Body = TypeVar("_Body", bound=BaseModel)
