@@ -37,6 +37,14 @@ _TRUST_WEIGHT = 2.0
 _FIRST_TRUST = 0.8
 """Expected tokens, and the share of them accepted, that a comparison starts from."""
 
+_MOST_EXPECTED = 3.0
+"""Expected tokens that one step counts for in the comparison: one long draft that failed must not
+outweigh many short ones."""
+
+_FIRST_REACH = 12
+"""Depth of the first drafts of a text; the next one may be three times as deep as the last was right.
+Estimates of long paths are wrong together, and a long draft that fails costs many steps."""
+
 _FORGET_TOKENS = 32
 """Tokens without a draft in which a comparison goes back to its start: texts that disappointed
 must not keep later ones from being drafted."""
@@ -101,6 +109,7 @@ class Recycler:
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
+        self._reach = _FIRST_REACH
 
     @property
     def harvest(self) -> int:
@@ -148,6 +157,7 @@ class Recycler:
     def begin(self, tokens: Int32) -> None:
         self._history.begin(tokens)
         self._forget(1.0)
+        self._reach = _FIRST_REACH
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs
@@ -156,6 +166,7 @@ class Recycler:
             return
         step_s = costs.next_step(draft.n_past)[draft.n_front :]
         max_nodes = min(max_nodes, len(step_s) - 1)
+        max_depth = min(max_depth, self._reach)
         if max_nodes < 1 or self._wants_plain(costs):
             return
         price = max(costs.rate, 1 / step_s[0]) / self.trust
@@ -219,8 +230,10 @@ class Recycler:
     ) -> None:
         if self._n_proposed > 1:
             expected = float(self._chance[1 : self._n_proposed].sum())
-            self._expected += expected - self._expected / _TRUST_STEPS
-            self._realised += len(accepted) - self._realised / _TRUST_STEPS
+            weight = _MOST_EXPECTED / max(_MOST_EXPECTED, expected)
+            self._expected += weight * expected - self._expected / _TRUST_STEPS
+            self._realised += weight * len(accepted) - self._realised / _TRUST_STEPS
+            self._reach = max(_FIRST_REACH, 3 * len(accepted))
         else:
             self._forget(min(1.0, len(emitted) / _FORGET_TOKENS))
         self._n_proposed = 0

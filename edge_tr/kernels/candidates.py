@@ -385,8 +385,7 @@ def grow_tree(
     root_matches, n_root_matches : int32[2, MAX_MATCHES] from ``find_matches``.
     match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
         a path that follows the longest match.
-    max_nodes, max_depth, max_lanes : bounds of the tree. It is at most ``8 + 4 * length`` deep,
-        where the longest match has that length: a short one says little about what is far.
+    max_nodes, max_depth, max_lanes : bounds of the tree.
     seconds : float64[>= max_nodes + 1]; cost of a step with that many nodes.
     price : what a second is worth, in tokens; 0 fills the tree up to its bounds.
     margin : tokens that a tree must promise beyond its cost, or nothing is drafted.
@@ -414,7 +413,6 @@ def grow_tree(
     g_chance[0], g_rate[0] = 1.0, match_rate[0]
     n_matches[0] = n_root_matches
     matches[:, 0, :n_root_matches] = root_matches[:, :n_root_matches]
-    max_depth = min(max_depth, 8 + 4 * (root_matches[1, 0] if n_root_matches > 0 else 0))
     n, n_heap, n_lanes = 1, 0, 1
     best_n, best_value, gained = 1, margin, 0.0
     node = 0
