@@ -42,8 +42,8 @@ _MOST_EXPECTED = 3.0
 outweigh many short ones."""
 
 _FIRST_REACH = 12
-"""Depth of the first drafts of a text; the next one may be three times as deep as the last was right.
-Estimates of long paths are wrong together, and a long draft that fails costs many steps."""
+"""Depth of the first drafts of a text; the next one may be three times as deep as the last one was
+right. Estimates of long paths are wrong together, and a long draft that fails costs many steps."""
 
 _FORGET_TOKENS = 32
 """Tokens without a draft in which a comparison goes back to its start: texts that disappointed
