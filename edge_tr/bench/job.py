@@ -101,6 +101,7 @@ def run_job(
     state = options.out / "state" / name
     if not records.all:
         shutil.rmtree(state, ignore_errors=True)
+    state.mkdir(parents=True, exist_ok=True)
     result = {
         "bench": "edge-tr",
         "experiment": name,
