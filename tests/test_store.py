@@ -135,7 +135,7 @@ def test_header(saved: Path) -> None:
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00", header.pop("saved_at"))
     assert header == {
         "format": "edge_tr adjacency matrix",
-        "version": 1,
+        "version": store.VERSION,
         "fingerprint": FINGERPRINT,
         "n_vocab": N_VOCAB,
         "k": K,
@@ -183,7 +183,7 @@ def test_mismatch(saved: Path, fingerprint: str, n_vocab: int, k: int, text: str
         store.load(saved, fingerprint, n_vocab, k)
 
 
-@pytest.mark.parametrize("version", [0, 2, "1"])
+@pytest.mark.parametrize("version", [0, 1, 3, "2"])
 def test_another_format_version(saved: Path, version: object) -> None:
     arrays = arrays_of(saved)
     arrays["header"] = as_header(header_of(arrays) | {"version": version})
@@ -293,7 +293,7 @@ def test_npz_of_something_else(path: Path) -> None:
         ("header", np.frombuffer(b"[" * 5000, dtype=np.uint8)),
         ("header", np.frombuffer(b"{}" + b" " * 100_000, dtype=np.uint8)),
         ("header", as_header([1])),
-        ("header", as_header({"format": store.FORMAT, "version": 1})),
+        ("header", as_header({"format": store.FORMAT, "version": store.VERSION})),
     ],
 )
 def test_sound_zip_with_wrong_contents(saved: Path, name: str, value: Any) -> None:
