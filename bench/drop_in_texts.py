@@ -134,6 +134,7 @@ def measure(
             greedy.pairs,
             widths=range(2, width + 1),
             n_positions=n_positions,
+            more_texts=[prompt.tokens for prompt in prompts],
             known=known,
         )
         llm.reset()
