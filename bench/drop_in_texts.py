@@ -137,7 +137,6 @@ def measure(
             more_texts=[prompt.tokens for prompt in prompts],
             known=known,
         )
-        llm.reset()
         n_same = sum(pair.first_difference is None for pair in seeded.pairs)
         result[arm] = {
             GREEDY: report.to_dict(),
