@@ -29,7 +29,7 @@ from edge_tr.bench.equality import Known, TextPair, compare_texts
 from edge_tr.bench.prompts import Prompt, question_prompts
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.cli.options import parse_tree
-from edge_tr.llama.model import chat_template
+from edge_tr.completion import chat_tokens
 from edge_tr.llama.target import CACHE_TYPES
 from edge_tr.target import Float32, Int32
 
@@ -197,14 +197,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             llm = Llama(path, speculative=tree, matrix_path=False, verbose=False, **context)
             arms[arm] = stack.enter_context(llm)
 
-        template = chat_template(stock.model)
-
         def tokenize(text: str) -> Int32:
-            if template:
-                text = template.render([{"role": "user", "content": text}])
-            tokens = stock.tokenize(
-                text.encode("utf-8"), add_bos=not template, special=bool(template)
-            )
+            tokens = chat_tokens(arms["auto"], [{"role": "user", "content": text}])
+            if tokens is None:
+                tokens = stock.tokenize(text.encode("utf-8"), special=False)
             return np.array(tokens, dtype=np.int32)
 
         questions = sample(load_questions(options.questions), options.per_category)

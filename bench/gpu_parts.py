@@ -198,8 +198,8 @@ def record(
 
 
 def _tokens(model: Model, text: str) -> Any:
-    wrapped = model.chat_prompt([{"role": "user", "content": text}])
-    return model.tokenize(wrapped or text, add_special=wrapped is None)
+    tokens = model.chat_tokens([{"role": "user", "content": text}])
+    return model.tokenize(text) if tokens is None else tokens
 
 
 def _prompts(model: Model, path: Path | None, per_category: int, room: int) -> list[Prompt]:

@@ -186,6 +186,22 @@ def _logprob(row: Float32, token: int, n_top: int) -> Logprob:
     return Logprob(float(wide[token]), tuple((int(i), float(wide[i])) for i in best))
 
 
+def chat_tokens(
+    llm: Llama, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
+) -> list[int] | None:
+    """Token ids of a conversation in the model's chat template; None where it has none.
+
+    Raises
+    ------
+    ConfigError : the template cannot be read, or refuses the messages.
+    """
+    template = llm.own_template
+    if template is None:
+        return None
+    text = template.render(messages, tools).encode("utf-8", "replace")
+    return list(llm.tokenize(text, add_bos=False, special=True))
+
+
 def open_llama(path: Path, **options: Any) -> Llama:
     """A drop-in ``Llama`` of a file, with errors that say what is wrong with it.
 

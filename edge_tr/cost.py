@@ -49,6 +49,7 @@ class CostTable:
     row_s : seconds that one more row of logits costs while a prompt is read.
     change_s : seconds that a step takes longer when it is not as wide as the one before:
         llama.cpp then builds its graph anew.
+    steady : False where the machine did something else too while it was measured.
 
     Raises
     ------
@@ -60,6 +61,7 @@ class CostTable:
     seconds: tuple[tuple[float, ...], ...]
     row_s: float = 0.0
     change_s: float = 0.0
+    steady: bool = True
 
     def __post_init__(self) -> None:
         for name, values in (("widths", self.widths), ("contexts", self.contexts)):
@@ -116,6 +118,7 @@ class CostTable:
                 tuple(tuple(float(s) for s in row) for row in data["seconds"]),
                 float(data.get("row_s", 0.0)),
                 float(data.get("change_s", 0.0)),
+                bool(data.get("steady", True)),
             )
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"this is not a cost table: {error}") from error
@@ -260,6 +263,7 @@ def median_table(
     samples: dict[tuple[int, int], list[float]],
     row_s: float = 0.0,
     change_s: float = 0.0,
+    steady: bool = True,
 ) -> CostTable:
     """The table of the medians of ``samples[context, width]``; a width without samples in some
     context is left out."""
@@ -270,4 +274,5 @@ def median_table(
         tuple(tuple(float(np.median(samples[c, w])) for w in known) for c in contexts),
         row_s,
         change_s,
+        steady,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -39,6 +40,9 @@ def costs_of(
 ) -> CostTable:
     """The costs of this target: those kept on disk, else measured now.
 
+    Costs that were measured while the machine did something else too are measured once more at
+    the next start.
+
     Parameters
     ----------
     k, n_threads, budget_s, progress : see ``measure_costs``.
@@ -46,19 +50,22 @@ def costs_of(
     keep : keep what was measured, in place of what was there.
     """
     key = cost_key(target, k, n_threads)
-    table = None if anew else load_costs(key)
-    if table is None:
-        max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
-        table = measure_costs(
-            target,
-            k=k,
-            max_width=max_width,
-            n_threads=n_threads,
-            budget_s=budget_s,
-            progress=progress,
-        )
-        if keep:
-            save_costs(key, table)
+    known = None if anew else load_costs(key)
+    if known is not None and known.steady:
+        return known
+    max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
+    table = measure_costs(
+        target,
+        k=k,
+        max_width=max_width,
+        n_threads=n_threads,
+        budget_s=budget_s,
+        progress=progress,
+    )
+    if known is not None:
+        table = replace(table, steady=True)
+    if keep:
+        save_costs(key, table)
     return table
 
 

@@ -14,7 +14,9 @@ from .topk import TopK
 from .trial import Trial
 
 _STEADY = 0.15
-"""A plain step may differ by this share before and after; else the machine was busy."""
+_SPREAD = 1.5
+"""A plain step may differ by this share before and after, and the median of a narrow step may be
+this many times its shortest one; else the machine was busy."""
 
 
 def measure_costs(
@@ -60,6 +62,7 @@ def measure_costs(
     contexts = [short, long] if long >= 4 * short else [short]
     widths = measured_widths(max_width)
     samples: dict[tuple[int, int], list[float]] = {}
+    all_steady = True
     for n_past in contexts:
         meter.read(n_past)
         progress(f"measuring decode steps behind {n_past} tokens")
@@ -68,17 +71,20 @@ def measure_costs(
             taken = _sample(meter, n_past, widths, perf_counter() + context_s)
             plain_s = float(np.median(taken[n_past, 1]))
             again_s = float(np.median([meter.step(1) for _ in range(5)]))
-            steady = abs(again_s / plain_s - 1) < _STEADY
+            narrow = [seconds for (_, width), seconds in taken.items() if width <= 8]
+            steady = abs(again_s / plain_s - 1) < _STEADY and all(
+                np.median(seconds) <= _SPREAD * min(seconds) for seconds in narrow
+            )
             if steady:
                 break
             progress(
                 "the machine was busy with something else; "
-                + ("measuring again" if attempt < 2 else "the costs may be wrong, `edge-tr tune` "
-                   "measures them anew")
-            )  # fmt: skip
+                + ("measuring again" if attempt < 2 else "the costs may be wrong")
+            )
+        all_steady &= steady
         samples |= taken
     meter.lanes.recover(0)
-    return median_table(widths, contexts, samples, row_s, meter.change_s)
+    return median_table(widths, contexts, samples, row_s, meter.change_s, all_steady)
 
 
 def _sample(

@@ -148,12 +148,12 @@ def _answer(model: Llama, prompt: llm.Prompt, response: Any) -> Generator[str, N
 
 def _tokens(model: Llama, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
     """The conversation as tokens; a model without chat template continues the last message."""
-    from edge_tr.llama.model import chat_template
+    from edge_tr.completion import chat_tokens
 
-    template = chat_template(model.model)
-    text = template.render(messages, tools) if template else messages[-1]["content"]
-    data = text.encode("utf-8", "replace")
-    tokens: list[int] = model.tokenize(data, add_bos=not template, special=bool(template))
+    tokens = chat_tokens(model, messages, tools)
+    if tokens is None:
+        data = messages[-1]["content"].encode("utf-8", "replace")
+        tokens = list(model.tokenize(data, special=False))
     return tokens
 
 

@@ -81,9 +81,9 @@ class Session(Engine, Closing):
             template gets the plain text.
         """
         if chat:
-            wrapped = self.model.chat_prompt([{"role": "user", "content": text}])
-            if wrapped is not None:
-                return self.model.tokenize(wrapped, add_special=False)
+            tokens = self.model.chat_tokens([{"role": "user", "content": text}])
+            if tokens is not None:
+                return tokens
         return self.model.tokenize(text, parse_special=False)
 
     def stream(

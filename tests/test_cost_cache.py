@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,14 @@ from fake_target import FakeTarget
 
 from edge_tr import cost_cache
 from edge_tr.cost import CostTable
-from edge_tr.cost_cache import cost_path, costs_of, forget_costs, load_costs, save_costs
+from edge_tr.cost_cache import (
+    cost_key,
+    cost_path,
+    costs_of,
+    forget_costs,
+    load_costs,
+    save_costs,
+)
 
 KEY = {"model": ["a.gguf", 3], "n_ctx": 512}
 TABLE = CostTable((1, 2), (0, 100), ((1.0, 2.0), (3.0, 4.0)), 0.5)
@@ -109,4 +117,14 @@ def test_costs_measured_anew_replace_the_old_ones(
     costs_of(target, k=8, n_threads=1, anew=True)
     assert load_costs(key) == TABLE
     shutil.rmtree(cache)
+    assert len(measured) == 1
+
+
+def test_costs_of_a_busy_machine_are_measured_once_more(
+    measured: list[dict[str, Any]], cache: Path
+) -> None:
+    target = KnownFake(n_ctx=600)
+    save_costs(cost_key(target, 8, 1), replace(TABLE, steady=False))
+    for _ in range(3):
+        assert costs_of(target, k=8, n_threads=1) == TABLE
     assert len(measured) == 1

@@ -93,10 +93,9 @@ def jobs(model: Model) -> list[Job]:
 
 
 def prompt(model: Model, text: str) -> list[int]:
-    wrapped = model.chat_prompt([{"role": "user", "content": text}])
-    assert wrapped is not None
-    tokens: list[int] = model.tokenize(wrapped, add_special=False).tolist()
-    return tokens
+    tokens = model.chat_tokens([{"role": "user", "content": text}])
+    assert tokens is not None
+    return [int(token) for token in tokens]
 
 
 @pytest.fixture(scope="module")

@@ -54,12 +54,14 @@ class TimedTarget(FakeTarget):
     now = 0.0
     n_calls = 0
     busy_until = 0
+    stays_busy = False
     change_s = 0.0
     last_width = 0
 
     def decode(self, batch: Batch) -> Float32:
         self.n_calls += 1
-        slow = 3.0 if self.n_calls < self.busy_until else 1.0
+        busy = self.n_calls < self.busy_until or (self.stays_busy and self.n_calls % 3)
+        slow = 3.0 if busy else 1.0
         self.now += slow * (0.010 + 0.002 * batch.n) + self.change_s * (batch.n != self.last_width)
         self.last_width = batch.n
         return super().decode(batch)
@@ -91,3 +93,11 @@ def test_a_machine_that_was_busy_is_measured_again(timed: TimedTarget) -> None:
     table = measure_costs(timed, max_width=8, budget_s=4.0, progress=lines.append)
     assert lines[1:] == ["the machine was busy with something else; measuring again"]
     assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
+    assert table.steady
+
+
+def test_costs_of_a_machine_that_stays_busy_say_so(timed: TimedTarget) -> None:
+    timed.stays_busy = True
+    lines: list[str] = []
+    assert not measure_costs(timed, max_width=8, budget_s=1.0, progress=lines.append).steady
+    assert lines[-1] == "the machine was busy with something else; the costs may be wrong"

@@ -197,9 +197,9 @@ class Runner:
 
 def conversation_tokens(session: Session, messages: list[dict[str, str]]) -> Int32:
     """A conversation in the model's chat template; one that has none reads the plain texts."""
-    wrapped = session.model.chat_prompt(messages)
-    if wrapped is not None:
-        return session.model.tokenize(wrapped, add_special=False)
+    tokens = session.model.chat_tokens(messages)
+    if tokens is not None:
+        return tokens
     text = "\n\n".join(message["content"] for message in messages)
     return session.model.tokenize(text, parse_special=False)
 

@@ -38,10 +38,10 @@ def chat_tokens(session: Session, messages: list[dict[str, str]]) -> Int32:
     ------
     ConfigError : the model has no chat template, or the template refuses the messages.
     """
-    wrapped = session.model.chat_prompt(messages)
-    if wrapped is None:
+    tokens = session.model.chat_tokens(messages)
+    if tokens is None:
         raise ConfigError(f"{session.model.path.name} has no chat template")
-    return session.model.tokenize(wrapped, add_special=False)
+    return tokens
 
 
 def generate(

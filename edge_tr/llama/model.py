@@ -121,14 +121,17 @@ class Model(Closing):
         """The model's own chat template, or None where it has none."""
         return chat_template(self.pointer)
 
-    def chat_prompt(self, messages: list[dict[str, str]]) -> str | None:
-        """The messages in the model's own chat template, or None where it has none.
+    def chat_tokens(self, messages: list[dict[str, str]]) -> Int32 | None:
+        """Token ids of the messages in the model's own chat template, int32[n]; None where it has
+        none.
 
         Raises
         ------
         ConfigError : the template refuses the messages.
         """
-        return self.chat_template.render(messages) if self.chat_template else None
+        if self.chat_template is None:
+            return None
+        return self.tokenize(self.chat_template.render(messages), add_special=False)
 
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""

@@ -19,11 +19,13 @@ from ..config import DraftConfig
 from ..engine import Engine
 from ..errors import ConfigError, MatrixFileError, ModelError
 from ..generate import Decoder
+from ..messages import ChatTemplate
 from ..rows import RecentRows, RowsView
 from ..stats import Stats
 from ..tree import TreeTemplate
 from ..turns import Turns
 from . import context
+from .model import chat_template
 from .model_draft import ModelDrafter
 from .servers import Servers
 
@@ -88,6 +90,16 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
         _opened.add(self)
+
+    @functools.cached_property
+    def own_template(self) -> ChatTemplate | None:
+        """The chat template that the model carries, or None.
+
+        Raises
+        ------
+        ConfigError : it cannot be read.
+        """
+        return chat_template(self.model)
 
     def _open(self, options: dict[str, Any], draft: DraftConfig) -> None:
         """Give the model a context with lanes, and the decoder that uses them."""

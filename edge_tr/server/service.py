@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
-from edge_tr.completion import Completion, schema_grammar
+from edge_tr.completion import Completion, chat_tokens, schema_grammar
 from edge_tr.errors import ConfigError
-from edge_tr.llama.model import chat_template
-from edge_tr.messages import ChatTemplate
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError
@@ -51,10 +48,6 @@ class Service:
         self.metrics = Metrics(lambda: self.worker.n_jobs)
         self.started_s = int(time.time())
 
-    @cached_property
-    def _template(self) -> ChatTemplate | None:
-        return chat_template(self.llm.model)
-
     def chat(self, request: ChatRequest) -> Reply:
         """The reply to a conversation, not generated yet."""
         tools = check_tools(request.tools)
@@ -65,10 +58,9 @@ class Service:
             grammar: str | None = schema_grammar(call_schema(must_call))
         else:
             grammar = response_grammar(request.response_format)
-        if self._template is None:
+        prompt = chat_tokens(self.llm, request.messages, tools)
+        if prompt is None:
             raise ConfigError("the model has no chat template, so it can only continue a text")
-        text = self._template.render(request.messages, tools)
-        prompt = self.llm.tokenize(text.encode("utf-8", "replace"), add_bos=False, special=True)
         return ChatReply(
             Completion(self.llm, prompt, make_config(request, grammar)),
             self.name,
