@@ -17,6 +17,9 @@ Float64 = np.ndarray[Any, np.dtype[np.float64]]
 LESSON = 0.01
 """Tokens that later steps gain from what one more drafted node teaches the matrix."""
 
+FIRST_ROWS = 8
+"""The first rows of logits cost more than further ones, which share the reading of the weights."""
+
 _RATE_STEPS = 64
 """Steps over which the long-run rate is averaged."""
 
@@ -46,7 +49,9 @@ class CostTable:
     contexts : numbers of past tokens, rising.
     seconds : seconds[context][width]; medians of whole steps (lanes, decode, top-k, commit) that
         are as wide as the step before them.
-    row_s : seconds that one more row of logits costs while a prompt is read.
+    first_rows_s : seconds that the logits of a prompt's last ``FIRST_ROWS`` tokens cost, above
+        those of the last one alone.
+    row_s : seconds that each further row of logits costs while a prompt is read.
     change_s : seconds that a step takes longer when it is not as wide as the one before:
         llama.cpp then builds its graph anew.
     steady : False where the machine did something else too while it was measured.
@@ -59,6 +64,7 @@ class CostTable:
     widths: tuple[int, ...]
     contexts: tuple[int, ...]
     seconds: tuple[tuple[float, ...], ...]
+    first_rows_s: float = 0.0
     row_s: float = 0.0
     change_s: float = 0.0
     steady: bool = True
@@ -116,6 +122,7 @@ class CostTable:
                 tuple(int(n) for n in data["widths"]),
                 tuple(int(n) for n in data["contexts"]),
                 tuple(tuple(float(s) for s in row) for row in data["seconds"]),
+                float(data.get("first_rows_s", 0.0)),
                 float(data.get("row_s", 0.0)),
                 float(data.get("change_s", 0.0)),
                 bool(data.get("steady", True)),
@@ -261,18 +268,14 @@ def median_table(
     widths: Sequence[int],
     contexts: Sequence[int],
     samples: dict[tuple[int, int], list[float]],
-    row_s: float = 0.0,
-    change_s: float = 0.0,
-    steady: bool = True,
+    **others: Any,
 ) -> CostTable:
     """The table of the medians of ``samples[context, width]``; a width without samples in some
-    context is left out."""
+    context is left out. ``others`` are further fields of the table."""
     known = [w for w in widths if all(samples.get((c, w)) for c in contexts)]
     return CostTable(
         tuple(known),
         tuple(contexts),
         tuple(tuple(float(np.median(samples[c, w])) for w in known) for c in contexts),
-        row_s,
-        change_s,
-        steady,
+        **others,
     )

@@ -16,7 +16,7 @@ from .paths import cache_dir
 from .target import TargetModel
 from .whole_file import write_whole
 
-_FORMAT = 4
+_FORMAT = 5
 
 _MAX_WIDTH = 81
 """Widest step of automatic mode: the root and 80 nodes."""

@@ -7,7 +7,7 @@ from time import perf_counter
 
 import numpy as np
 
-from .cost import CostTable, measured_widths, median_table
+from .cost import FIRST_ROWS, CostTable, measured_widths, median_table
 from .errors import ConfigError
 from .target import TargetModel
 from .topk import TopK
@@ -55,7 +55,7 @@ def measure_costs(
     started = perf_counter()
     meter.read(short)
     token_s = (perf_counter() - started) / short
-    row_s = meter.row_s(min(48, target.n_batch))
+    first_rows_s, row_s = meter.rows_s(min(48, target.n_batch))
     meter.change_s = meter.measure_change()
     room = target.n_ctx - 2 * max_width - 1
     long = min(2048, room, int(budget_s / 3 / token_s))
@@ -84,7 +84,15 @@ def measure_costs(
         all_steady &= steady
         samples |= taken
     meter.lanes.recover(0)
-    return median_table(widths, contexts, samples, row_s, meter.change_s, all_steady)
+    return median_table(
+        widths,
+        contexts,
+        samples,
+        first_rows_s=first_rows_s,
+        row_s=row_s,
+        change_s=meter.change_s,
+        steady=all_steady,
+    )
 
 
 def _sample(
@@ -111,18 +119,21 @@ class _Meter(Trial):
         self.change_s = 0.0
         self._last_width = 0
 
-    def row_s(self, n: int) -> float:
-        """Seconds that one more row of logits costs, from chains of ``n`` tokens."""
+    def rows_s(self, n: int) -> tuple[float, float]:
+        """Seconds that the first rows of logits cost above one, and each further row, from chains
+        of ``n`` tokens."""
         n_past = self.lanes.n_past
-        seconds: tuple[list[float], list[float]] = ([], [])
+        first = min(FIRST_ROWS, n)
+        seconds: dict[int, list[float]] = {1: [], first: [], n: []}
         for _ in range(3):
-            for want_rows, taken in ((1, seconds[0]), (n, seconds[1])):
+            for want_rows, taken in seconds.items():
                 self.batch.set_chain(self.tokens[:n], n_past, want_rows=want_rows)
                 started = perf_counter()
                 self.topk(self.target.decode(self.batch))
                 taken.append(perf_counter() - started)
                 self.lanes.rewind(n_past)
-        return max(0.0, float(np.median(seconds[1]) - np.median(seconds[0])) / (n - 1))
+        one_s, first_s, all_s = (float(np.median(seconds[rows])) for rows in (1, first, n))
+        return max(0.0, first_s - one_s), max(0.0, all_s - first_s) / max(1, n - first)
 
     def step(self, width: int) -> float:
         """Decode one tree of ``width`` tokens and take it back; seconds, without ``change_s``

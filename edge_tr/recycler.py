@@ -6,7 +6,7 @@ import numpy as np
 
 from .adjacency import AdjacencyMatrix
 from .candidates import Candidates, History
-from .cost import LESSON, StepCosts
+from .cost import FIRST_ROWS, LESSON, StepCosts
 from .draft import MAX_HARVEST, Draft
 from .errors import ConfigError
 from .kernels import candidates as kernels
@@ -122,8 +122,11 @@ class Recycler:
         plain_s = float(self._costs.steady(0)[1])
         if 0 < self._costs.rate * plain_s < 1.02:
             return 0
+        left_s = _HARVEST_SHARE * 100 * plain_s - self._costs.table.first_rows_s
+        if left_s < 0:
+            return 0
         row_s = max(self._costs.table.row_s, plain_s / 100)
-        return int(_HARVEST_SHARE * 100 * plain_s / row_s)
+        return min(FIRST_ROWS + int(left_s / row_s), 100)
 
     @property
     def trust(self) -> float:

@@ -205,6 +205,19 @@ def test_matches_can_be_switched_off() -> None:
     assert draft.n == 1
 
 
+@pytest.mark.parametrize(
+    ("first_rows_s", "row_s", "n_rows"),
+    [(0.0, 0.0, 100), (0.5, 0.1, 13), (1.0, 0.1, 8), (1.1, 0.1, 0), (0.0, 0.01, 100)],
+)
+def test_rows_of_the_prompt_for_a_hundredth_of_an_answer(
+    first_rows_s: float, row_s: float, n_rows: int
+) -> None:
+    table = CostTable((1, 2), (0,), ((1.0, 2.0),), first_rows_s, row_s)
+    candidates = Candidates(AdjacencyMatrix(5))
+    recycler = Recycler(candidates, n_ctx=100, max_nodes=1, costs=StepCosts(table, 2))
+    assert recycler.harvest == n_rows
+
+
 def test_the_prompt_fills_rows_of_tokens_and_of_pairs() -> None:
     candidates = Candidates(AdjacencyMatrix(N_VOCAB, 2))
     recycler = Recycler(candidates, n_ctx=100)

@@ -22,7 +22,7 @@ from edge_tr.cost_cache import (
 )
 
 KEY = {"model": ["a.gguf", 3], "n_ctx": 512}
-TABLE = CostTable((1, 2), (0, 100), ((1.0, 2.0), (3.0, 4.0)), 0.5)
+TABLE = CostTable((1, 2), (0, 100), ((1.0, 2.0), (3.0, 4.0)), 0.5, 0.25)
 
 
 @pytest.fixture(autouse=True)

@@ -153,7 +153,7 @@ def test_recycled(
     assert case.generate(decoder, target) == case.expected()
 
 
-TABLE = CostTable((1, 2, 4, 8, 16, 64), (0, 50), ((1.0, 1.1, 1.2, 1.3, 1.5, 3.0),) * 2, 0.01)
+TABLE = CostTable((1, 2, 4, 8, 16, 64), (0, 50), ((1.0, 1.1, 1.2, 1.3, 1.5, 3.0),) * 2, row_s=0.01)
 
 
 @COUNTED

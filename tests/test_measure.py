@@ -14,7 +14,6 @@ def test_every_width_is_measured_and_the_cache_left_empty() -> None:
     table = measure_costs(target, max_width=32, budget_s=0.5)
     assert table.contexts[0] == 64
     assert set(range(1, 9)) <= set(table.widths)
-    assert table.row_s >= 0
     assert (target.pos == -1).all()
 
 
@@ -54,6 +53,7 @@ class TimedTarget(FakeTarget):
     now = 0.0
     n_calls = 0
     busy_until = 0
+    first_row_s = row_s = 0.0
     stays_busy = False
     change_s = 0.0
     last_width = 0
@@ -62,6 +62,8 @@ class TimedTarget(FakeTarget):
         self.n_calls += 1
         busy = self.n_calls < self.busy_until or (self.stays_busy and self.n_calls % 3)
         slow = 3.0 if busy else 1.0
+        n_rows = int(batch.logits[: batch.n].sum())
+        self.now += self.row_s * (n_rows - 1) + self.first_row_s * (n_rows > 1)
         self.now += slow * (0.010 + 0.002 * batch.n) + self.change_s * (batch.n != self.last_width)
         self.last_width = batch.n
         return super().decode(batch)
@@ -78,6 +80,13 @@ def test_the_seconds_are_those_of_the_steps(timed: TimedTarget) -> None:
     table = measure_costs(timed, max_width=8)
     assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
     assert table.change_s == pytest.approx(0)
+
+
+def test_first_rows_of_logits_are_told_from_further_ones(timed: TimedTarget) -> None:
+    timed.first_row_s, timed.row_s = 0.004, 0.0001
+    table = measure_costs(timed, max_width=8)
+    assert table.first_rows_s == pytest.approx(0.004 + 0.0007)
+    assert table.row_s == pytest.approx(0.0001)
 
 
 def test_what_a_change_of_the_width_costs_stands_apart(timed: TimedTarget) -> None:
