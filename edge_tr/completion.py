@@ -187,7 +187,7 @@ def _logprob(row: Float32, token: int, n_top: int) -> Logprob:
 
 
 def chat_tokens(
-    llm: Llama, messages: Sequence[Mapping[str, Any]], tools: Sequence[dict[str, Any]] = ()
+    llm: Llama, messages: Sequence[dict[str, Any]], tools: Sequence[dict[str, Any]] = ()
 ) -> list[int] | None:
     """Token ids of a conversation in the model's chat template; None where it has none.
 
