@@ -22,8 +22,8 @@ def probability_code(p: float) -> int:
     return 2 + bisect_right([0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95], p)
 
 
-def match_class(length: int, longest: int, level: int) -> int:
-    if length < longest:
+def match_class(length: int, says_other: bool, level: int) -> int:
+    if says_other:
         return 22 if length >= 4 else 21
     return 5 * level + 1 + bisect_right([3, 5, 9, 17], length)
 
@@ -71,10 +71,10 @@ class Sources:
         two = dict(self.pair.get((a, b), []))
         one = dict(self.single.get(b, []))
         lacking = (int((a, b) in self.pair), int(b in self.single))
-        longest = max((length for _, length in proposed), default=0)
         classes: dict[int, int] = {}
         for token, length in proposed:
-            classes.setdefault(token, match_class(length, longest, match_level(rate)))
+            says_other = token != proposed[0][0]
+            classes.setdefault(token, match_class(length, says_other, match_level(rate)))
         no_match = 22 + max(1, match_level(rate)) if proposed else 0
         tokens = list(dict.fromkeys([*two, *one, *classes]))[:MOST_CANDIDATES]
         return {

@@ -7,10 +7,10 @@ Each candidate falls into a cell of the calibration by what the sources say of i
     cell = (match class * N_CODES + two-token code) * N_CODES + one-token code
 
 The code of a row is 0 = there is no row, 1 = the row lacks the candidate, 2 to 9 = the stored
-probability, low to high. The match class is 0 = no match; 1 to 20 = the longest match goes on
-with it: 5 classes of its length at each of 4 levels of how often matches were right of late;
-21 and 22 = a shorter match goes on with it; 23 to 25 = every match goes on with something else,
-at level 0 or 1, 2, and 3.
+probability, low to high. The match class is 0 = no match; 1 to 20 = the longest match, of equal
+ones the newest, goes on with it: 5 classes of its length at each of 4 levels of how often matches
+were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = every match goes on
+with something else, at level 0 or 1, 2, and 3.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 """
@@ -55,8 +55,8 @@ def _probability_code(p: float) -> int:
 
 
 @njit(cache=CACHE, nogil=True)
-def _match_class(length: int, longest: int, level: int) -> int:
-    if length < longest:
+def _match_class(length: int, says_other: bool, level: int) -> int:
+    if says_other:
         return 21 if length < 4 else 22
     by_length = 5
     if length < 3:
@@ -168,13 +168,9 @@ def _gather(
             n += 1
         elif cells[i] % N_CODES == 1:  # a random row may hold a token twice: the first counts
             cells[i] += codes[b, j] - 1
-    longest = 0
-    for m in range(n_matches):
-        if match_length[m] > longest:
-            longest = match_length[m]
     for m in range(n_matches):
         t = match_token[m]
-        match_class = _match_class(match_length[m], longest, match_level)
+        match_class = _match_class(match_length[m], t != match_token[0], match_level)
         i = 0
         while i < n and tokens[i] != t:
             i += 1
