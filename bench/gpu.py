@@ -42,6 +42,7 @@ def plan(args: argparse.Namespace, writer: Writer) -> list[Part]:
     arms_4k = asked | {"names": ARMS_4K, "n_ctx": 1024 if dry else 5120}
     arms_4k |= {"n_prompt": 300 if dry else 4096, "n_tokens": min(96, asked["n_tokens"])}
     own = {"model": model, "max_width": width, "contexts": (short, long)}
+    topk = {"model": model, "max_width": min(width, 64), "n_past": short}
 
     def of(name: str, contexts: Sequence[int] = (short, long), **more: Any) -> dict[str, Any]:
         return own | {"model": writer.path(name), "contexts": contexts} | more
@@ -57,6 +58,7 @@ def plan(args: argparse.Namespace, writer: Writer) -> list[Part]:
         shape("8b q4_k", 15, 40),
         Part("host 4k", gpu_parts.arms, 25, 50, arms_4k),
         shape("8b f16", 25, 60),
+        Part("topk", gpu_parts.backend_topk, 10, 20, topk),
         Part("probe", gpu_parts.probe, 10, 20, {"model": model, "max_width": min(width, 16)}),
         Part("flash attention off", gpu_parts.costs, 10, 15, own | {"flash_attn": False}),
         Part("context 16k", gpu_parts.costs, 10, 15, own | {"contexts": (longest,)}),

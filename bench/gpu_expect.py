@@ -103,6 +103,8 @@ def conclude(parts: Mapping[str, Any]) -> dict[str, Any]:
     ``efficiency`` is the speed-up of automatic mode over what the simulator gives for T(n) with
     nothing on the host and one row of logits, with the acceptance recorded on the same prompts;
     ``expected_8b`` is the lowest of the 8B shapes, whole steps and the host's time included.
+    ``host_over_backend_topk`` is what a step with top-k on the host takes over one with
+    llama.cpp's own, above 1 where the latter is faster.
     """
     names = ("auto_speedup_overall", "auto_over_best_peer", "efficiency", "expected_8b")
     found: dict[str, Any] = dict.fromkeys((*names, "host_ms_per_step")) | {"peers": []}
@@ -119,6 +121,9 @@ def conclude(parts: Mapping[str, Any]) -> dict[str, Any]:
     long = parts.get("host 4k", {}).get("rows", [])
     if long:
         found["host_ms_per_step_4k"] = summarise(long)["arms"]["auto"]["ms_per_step"]["host"]
+    topk = parts.get("topk", {}).get("topk")
+    if topk:  # of the widest step
+        found["host_over_backend_topk"] = topk["host_ms"][-1] / topk["backend_ms"][-1]
     recorded = parts.get("record", {}).get("recording")
     if recorded and auto:
         recording = Recording.from_dict(recorded)

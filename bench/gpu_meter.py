@@ -15,10 +15,10 @@ from edge_tr.target import Float32
 from edge_tr.topk import TopK
 from edge_tr.trial import Trial
 
-_WARM = 2
+WARM = 2
 """Steps of a width before the first one that counts: a CUDA graph is captured at the second."""
 
-_ROUNDS = 5
+ROUNDS = 5
 
 
 class StepMeter(Trial):
@@ -124,7 +124,7 @@ def coarse_first(max_width: int) -> list[int]:
 
 
 def _medians(step: Callable[[int], dict[str, float]], width: int) -> dict[str, float]:
-    taken = [step(width) for _ in range(_WARM + _ROUNDS)][_WARM:]
+    taken = [step(width) for _ in range(WARM + ROUNDS)][WARM:]
     return {name: float(np.median([t[name] for t in taken])) for name in taken[0]}
 
 
@@ -132,7 +132,7 @@ def _changing(meter: StepMeter, widths: Sequence[int]) -> dict[str, float]:
     medians = {}
     for width in widths:
         taken = []
-        for i in range(2 * _ROUNDS):
+        for i in range(2 * ROUNDS):
             ms = meter.step(width + i % 2 if width < meter.max_width else width - i % 2)["step"]
             if i % 2 == 0:
                 taken.append(ms)
@@ -149,7 +149,7 @@ def topk_threads(meter: StepMeter, n_threads: Sequence[int]) -> dict[str, dict[s
         for n_rows in sorted({w for w in (1, 8, 16, 32, 64) if w < len(logits)} | {len(logits)}):
             rows = logits[:n_rows]
             seconds = []
-            for _ in range(3 + _ROUNDS):
+            for _ in range(3 + ROUNDS):
                 started = perf_counter()
                 topk(rows)
                 seconds.append(perf_counter() - started)

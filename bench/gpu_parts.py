@@ -20,6 +20,7 @@ import numpy as np
 
 from bench.gpu_arms import Arms, Prompt
 from bench.gpu_meter import StepMeter, coarse_first, staircase, topk_threads
+from bench.gpu_topk import compare_topk
 from bench.record import SIZES
 from bench.record import record as record_run
 from edge_tr import machine
@@ -110,6 +111,16 @@ def costs(
                 report("tables", tables)
             if threads:
                 report("topk_ms", topk_threads(meter, threads))
+
+
+def backend_topk(report: Report, stop: float, *, model: Path, n_past: int, max_width: int) -> None:
+    """Top-k on the back end against top-k on the host, steps of several widths."""
+    n_ctx = n_past + 2 * max_width + 256
+    with Model(model, n_gpu_layers=-1) as opened, LlamaTarget(opened, context(n_ctx)) as target:
+        meter = StepMeter(target, max_width=max_width, n_threads=min(4, n_cores()))
+        meter.read(n_past)
+        widths = [w for w in (1, 2, 4, 8, 16, 32, 64) if w <= max_width]
+        report("topk", compare_topk(meter, widths))
 
 
 def probe(report: Report, stop: float, *, model: Path, max_width: int) -> None:

@@ -41,7 +41,7 @@ def costs_of(
     """The costs of this target: those kept on disk, else measured now.
 
     Costs that were measured while the machine did something else too are measured once more at
-    the next start.
+    the next start, unless someone asked for that measurement.
 
     Parameters
     ----------
@@ -62,7 +62,7 @@ def costs_of(
         budget_s=budget_s,
         progress=progress,
     )
-    if known is not None:
+    if anew or known is not None:
         table = replace(table, steady=True)
     if keep:
         save_costs(key, table)

@@ -55,7 +55,7 @@ def measure_costs(
     started = perf_counter()
     meter.read(short)
     token_s = (perf_counter() - started) / short
-    first_rows_s, row_s = meter.rows_s(min(48, target.n_batch))
+    first_rows_s, row_s = meter.rows_s(min(32, target.n_batch), perf_counter() + budget_s / 4)
     meter.change_s = meter.measure_change()
     room = target.n_ctx - 2 * max_width - 1
     long = min(2048, room, int(budget_s / 3 / token_s))
@@ -119,20 +119,22 @@ class _Meter(Trial):
         self.change_s = 0.0
         self._last_width = 0
 
-    def rows_s(self, n: int) -> tuple[float, float]:
+    def rows_s(self, n: int, stop: float) -> tuple[float, float]:
         """Seconds that the first rows of logits cost above one, and each further row, from chains
-        of ``n`` tokens."""
+        of ``n`` tokens until about the time ``stop``."""
         n_past = self.lanes.n_past
         first = min(FIRST_ROWS, n)
         seconds: dict[int, list[float]] = {1: [], first: [], n: []}
-        for _ in range(3):
+        for attempt in range(6):
+            if attempt > 1 and perf_counter() > stop:
+                break
             for want_rows, taken in seconds.items():
                 self.batch.set_chain(self.tokens[:n], n_past, want_rows=want_rows)
                 started = perf_counter()
                 self.topk(self.target.decode(self.batch))
                 taken.append(perf_counter() - started)
                 self.lanes.rewind(n_past)
-        one_s, first_s, all_s = (float(np.median(seconds[rows])) for rows in (1, first, n))
+        one_s, first_s, all_s = (float(np.median(seconds[rows][1:])) for rows in (1, first, n))
         return max(0.0, first_s - one_s), max(0.0, all_s - first_s) / max(1, n - first)
 
     def step(self, width: int) -> float:

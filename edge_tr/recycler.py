@@ -114,7 +114,8 @@ class Recycler:
     @property
     def harvest(self) -> int:
         """Rows of the prompt's end that cost at most a hundredth of an answer of 100 tokens, at
-        most 100; none while drafting does not pay."""
+        most 96; none while drafting does not pay. A multiple of 8: kernels take rows by tiles,
+        and what is left over one by one."""
         if not self._harvest:
             return 0
         if self._costs is None or self._costs.table is None:
@@ -125,8 +126,8 @@ class Recycler:
         left_s = _HARVEST_SHARE * 100 * plain_s - self._costs.table.first_rows_s
         if left_s < 0:
             return 0
-        row_s = max(self._costs.table.row_s, plain_s / 100)
-        return min(FIRST_ROWS + int(left_s / row_s), 100)
+        tile_s = FIRST_ROWS * max(self._costs.table.row_s, plain_s / 100)
+        return FIRST_ROWS * min(1 + int(left_s / tile_s), 12)
 
     @property
     def trust(self) -> float:

@@ -32,7 +32,7 @@ def test_a_dry_run_does_every_part(results: dict[str, Any]) -> None:
     errors = {name: part["error"] for name, part in results["parts"].items() if "error" in part}
     assert errors == {}
     assert results["skipped"] == {}
-    assert len(results["parts"]) == 16
+    assert len(results["parts"]) == 17
 
 
 def test_the_last_line_has_every_number(results: dict[str, Any]) -> None:
@@ -54,6 +54,12 @@ def test_a_staircase_has_every_width_and_part(results: dict[str, Any]) -> None:
     assert [table["n_past"] for table in tables] == [16, 32]
     assert all(table["widths"] == [1, 2, 3, 4] for table in tables)
     assert all(len(tables[0][f"{name}_ms"]) == 4 for name in ("step", "one_row", "queue", "topk"))
+
+
+def test_the_back_end_finds_the_same_candidates(results: dict[str, Any]) -> None:
+    topk = results["parts"]["topk"]["topk"]
+    assert topk["same_rows"] == 1.0
+    assert len(topk["host_ms"]) == len(topk["backend_ms"]) == len(topk["widths"]) == 3
 
 
 def test_every_arm_answers_every_question(results: dict[str, Any]) -> None:

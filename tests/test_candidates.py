@@ -207,7 +207,7 @@ def test_matches_can_be_switched_off() -> None:
 
 @pytest.mark.parametrize(
     ("first_rows_s", "row_s", "n_rows"),
-    [(0.0, 0.0, 100), (0.5, 0.1, 13), (1.0, 0.1, 8), (1.1, 0.1, 0), (0.0, 0.01, 100)],
+    [(0.0, 0.0, 96), (0.2, 0.05, 24), (0.7, 0.05, 8), (1.1, 0.05, 0)],
 )
 def test_rows_of_the_prompt_for_a_hundredth_of_an_answer(
     first_rows_s: float, row_s: float, n_rows: int

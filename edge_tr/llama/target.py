@@ -258,6 +258,7 @@ def allow_lanes(params: Any, n_lanes: int) -> None:
     params.n_seq_max = n_lanes
     # llama.cpp keeps a row for each lane and aborts where this is less.
     params.n_outputs_max = max(params.n_batch, n_lanes)
+    params.n_outputs_max_per_seq = 0  # as many; only samplers on the back end ask
     params.kv_unified = True
 
 
