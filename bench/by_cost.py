@@ -40,16 +40,19 @@ class TableCosts(StepCosts):
 
     Attributes
     ----------
-    total_s, plain_s : seconds of all steps, and of plain steps that emit as many tokens.
+    total_s, plain_s : seconds of the steps seen, and of plain steps that emit as many tokens.
+    n_emitted : tokens of the steps seen. Steps without asking the drafter are not seen.
     """
 
     total_s = plain_s = 0.0
+    n_emitted = 0
 
     def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:
         """See ``StepCosts``; ``seconds`` is not looked at."""
         seconds = float(self.next_step(n_past)[min(n_tokens, self.max_width)])
         self.total_s += seconds
         self.plain_s += n_emitted * float(self.steady(n_past)[1])
+        self.n_emitted += n_emitted
         super().observe(n_tokens, n_past, seconds, n_emitted)
 
 
@@ -83,12 +86,16 @@ def answer_all(
     for i, (kind, text) in enumerate(prompts):
         _say(f"{i + 1} of {len(prompts)}: {kind}")
         costs.total_s = costs.plain_s = 0.0
+        costs.n_emitted = 0
         prompt = session.prompt_tokens(text)[-(target.n_ctx - n_tokens) :]
         for _ in decoder.generate(prompt, max_tokens=n_tokens):
             pass
         stats = decoder.stats
         counts = [stats.n_steps, stats.n_drafted, stats.n_accepted]
-        rows.setdefault(kind, []).append([costs.plain_s, costs.total_s, *counts])
+        unseen = stats.n_tokens - 1 - costs.n_emitted  # the first token came with the prompt
+        unseen_s = unseen * float(costs.steady(len(prompt) + n_tokens // 2)[1])
+        seconds = [costs.plain_s + unseen_s, costs.total_s + unseen_s]
+        rows.setdefault(kind, []).append([*seconds, *counts])
     return {kind: summarise(np.array(found)) for kind, found in sorted(rows.items())}
 
 

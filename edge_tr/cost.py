@@ -149,8 +149,8 @@ class StepCosts:
 
     Attributes
     ----------
-    rate : generated tokens per second over the last steps; 0 before the first one. It is what
-        a second is worth.
+    rate : generated tokens per second over the last steps of the text; 0 before the first one. It
+        is what a second is worth.
     """
 
     def __init__(
@@ -215,6 +215,10 @@ class StepCosts:
             self._row_of = n_past // 32
             self._row = self.table.at(n_past, self.max_width)
         return self._row
+
+    def forget_rate(self) -> None:
+        """Another text begins, in which a second may be worth less."""
+        self.rate = self._tokens = self._seconds = 0.0
 
     def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:
         """Take note of one step of ``n_tokens`` tokens that emitted ``n_emitted``."""

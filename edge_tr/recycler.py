@@ -162,6 +162,8 @@ class Recycler:
         self._history.begin(tokens)
         self._forget(1.0)
         self._reach = _FIRST_REACH
+        if self._costs is not None:
+            self._costs.forget_rate()
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs

@@ -121,6 +121,15 @@ def test_the_rate_is_what_the_last_steps_gave() -> None:
     assert costs.rate == pytest.approx(3.0)
 
 
+def test_a_text_starts_with_a_rate_of_its_own() -> None:
+    costs = StepCosts(TABLE, 8)
+    costs.observe(4, 100, 0.5, 4)
+    costs.forget_rate()
+    assert costs.rate == 0
+    costs.observe(1, 100, 0.5, 1)
+    assert costs.rate == pytest.approx(2.0)
+
+
 def test_costs_follow_a_machine_that_slows_down() -> None:
     costs = StepCosts(TABLE, 8)
     for _ in range(100):
