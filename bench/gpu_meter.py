@@ -11,14 +11,14 @@ import numpy as np
 from edge_tr.cost import measured_widths
 from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
-from edge_tr.target import Float32
+from edge_tr.target import Float32, Int32
 from edge_tr.topk import TopK
 from edge_tr.trial import Trial
 
-WARM = 2
+_WARM = 2
 """Steps of a width before the first one that counts: a CUDA graph is captured at the second."""
 
-ROUNDS = 5
+_ROUNDS = 5
 
 
 class StepMeter(Trial):
@@ -35,7 +35,7 @@ class StepMeter(Trial):
 
     def __init__(self, target: LlamaTarget, *, max_width: int, n_threads: int = 1) -> None:
         super().__init__(target, max_width)
-        self.topk = TopK(8, n_threads)
+        self.topk: Callable[[Float32], tuple[Int32, Float32]] = TopK(8, n_threads)
 
     def step(self, width: int) -> dict[str, float]:
         """One step of ``width`` tokens, taken back afterwards; milliseconds of its parts."""
@@ -100,9 +100,9 @@ def staircase(
     for width in widths:
         if perf_counter() > stop:
             break
-        whole = _medians(meter.step, width)
-        bare = _medians(meter.one_row, width)
-        queue = _medians(meter.no_row, width)
+        whole = medians(meter.step, width)
+        bare = medians(meter.one_row, width)
+        queue = medians(meter.no_row, width)
         columns = {f"{name}_ms": ms for name, ms in whole.items()}
         columns |= {"one_row_ms": bare["decode"], "no_row_ms": queue["decode"]}
         columns["queue_ms"] = queue["queue"]
@@ -112,7 +112,7 @@ def staircase(
     table: dict[str, Any] = {"n_past": n_past, "widths": seen, "prefill_tps": prefill_tps}
     table |= {name: [round(by[w], 4) for w in seen] for name, by in taken.items()}
     if seen and perf_counter() < stop:
-        table["again_ms"] = _medians(meter.step, 1)["step"]
+        table["again_ms"] = medians(meter.step, 1)["step"]
         table["changing_ms"] = _changing(meter, [w for w in (2, 4, 8, 16, 32, 64) if w in seen])
     return table
 
@@ -123,8 +123,9 @@ def coarse_first(max_width: int) -> list[int]:
     return first + [w for w in range(1, max_width + 1) if w not in first]
 
 
-def _medians(step: Callable[[int], dict[str, float]], width: int) -> dict[str, float]:
-    taken = [step(width) for _ in range(WARM + ROUNDS)][WARM:]
+def medians(step: Callable[[int], dict[str, float]], width: int) -> dict[str, float]:
+    """Median of each part of a warm step of ``width`` tokens."""
+    taken = [step(width) for _ in range(_WARM + _ROUNDS)][_WARM:]
     return {name: float(np.median([t[name] for t in taken])) for name in taken[0]}
 
 
@@ -132,7 +133,7 @@ def _changing(meter: StepMeter, widths: Sequence[int]) -> dict[str, float]:
     medians = {}
     for width in widths:
         taken = []
-        for i in range(2 * ROUNDS):
+        for i in range(2 * _ROUNDS):
             ms = meter.step(width + i % 2 if width < meter.max_width else width - i % 2)["step"]
             if i % 2 == 0:
                 taken.append(ms)
@@ -149,7 +150,7 @@ def topk_threads(meter: StepMeter, n_threads: Sequence[int]) -> dict[str, dict[s
         for n_rows in sorted({w for w in (1, 8, 16, 32, 64) if w < len(logits)} | {len(logits)}):
             rows = logits[:n_rows]
             seconds = []
-            for _ in range(3 + ROUNDS):
+            for _ in range(3 + _ROUNDS):
                 started = perf_counter()
                 topk(rows)
                 seconds.append(perf_counter() - started)

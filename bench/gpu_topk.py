@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import perf_counter
 from typing import Any
 
 import numpy as np
 
-from bench.gpu_meter import ROUNDS, WARM, StepMeter
+from bench.gpu_meter import StepMeter, medians
 from edge_tr.closing import Closing
 from edge_tr.errors import DecodeError
 from edge_tr.llama.library import lib, recent_errors
@@ -23,6 +22,7 @@ class BackendTopK(Closing):
     Parameters
     ----------
     target : its context; nothing else may set samplers.
+    batch : what its steps are decoded from.
     k : candidates of each row.
 
     Raises
@@ -30,8 +30,8 @@ class BackendTopK(Closing):
     DecodeError : the back end cannot do it.
     """
 
-    def __init__(self, target: LlamaTarget, k: int = 8) -> None:
-        self.target, self.k = target, k
+    def __init__(self, target: LlamaTarget, batch: Batch, k: int = 8) -> None:
+        self.target, self.batch, self.k = target, batch, k
         self._chains: list[Any] = []
         for lane in range(target.n_lanes):
             chain = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
@@ -41,8 +41,9 @@ class BackendTopK(Closing):
                 self.close()
                 raise DecodeError(f"the back end cannot do top-k: {recent_errors()}")
 
-    def __call__(self, batch: Batch) -> tuple[Int32, Float32]:
-        """Best tokens of each row of the step just decoded, and their logits, best first.
+    def __call__(self, logits: Float32) -> tuple[Int32, Float32]:
+        """Best tokens of each row of the step just decoded, and their logits, best first; the
+        raw ``logits`` were not brought back and are not looked at.
 
         Returns
         -------
@@ -52,7 +53,7 @@ class BackendTopK(Closing):
         ------
         DecodeError : llama.cpp did not sample the rows there.
         """
-        rows = np.flatnonzero(batch.logits[: batch.n])
+        rows = np.flatnonzero(self.batch.logits[: self.batch.n])
         first = int(rows[0])
         found = lib.llama_get_sampled_candidates_ith(self.target.pointer, first)
         logits = lib.llama_get_sampled_logits_ith(self.target.pointer, first)
@@ -76,32 +77,22 @@ class BackendTopK(Closing):
 def compare_topk(meter: StepMeter, widths: Sequence[int]) -> dict[str, Any]:
     """Decode and top-k of steps of each width, in milliseconds: with ours on the host, and with
     llama.cpp's on the back end; and the share of rows in which both find the same tokens."""
-    host = {width: _step(meter, width, None) for width in widths}
-    with BackendTopK(meter.target, meter.topk.k) as topk:
-        back_end = {width: _step(meter, width, topk) for width in widths}
-    same = [
-        bool((ours == theirs).all())
-        for width in widths
-        for ours, theirs in zip(host[width][1], back_end[width][1], strict=True)
-    ]
+    host_ms, host_ids = _measure(meter, widths)
+    ours = meter.topk
+    with BackendTopK(meter.target, meter.batch) as meter.topk:
+        backend_ms, backend_ids = _measure(meter, widths)
+    meter.topk = ours
+    same = [(a == b).all(axis=1) for a, b in zip(host_ids, backend_ids, strict=True)]
     return {
         "widths": list(widths),
-        "host_ms": [round(host[width][0], 4) for width in widths],
-        "backend_ms": [round(back_end[width][0], 4) for width in widths],
-        "same_rows": float(np.mean(same)),
+        "host_ms": host_ms,
+        "backend_ms": backend_ms,
+        "same_rows": float(np.concatenate(same).mean()),
     }
 
 
-def _step(meter: StepMeter, width: int, topk: BackendTopK | None) -> tuple[float, Int32]:
-    """Median milliseconds of decode and top-k, and the tokens that were found."""
-    taken = []
-    n_past = meter.lanes.n_past
-    for _ in range(WARM + ROUNDS):
-        meter.grow(width)
-        meter.plant()
-        started = perf_counter()
-        logits = meter.target.decode(meter.batch)
-        ids, _ = meter.topk(logits) if topk is None else topk(meter.batch)
-        taken.append(perf_counter() - started)
-        meter.lanes.rewind(n_past)
-    return 1e3 * float(np.median(taken[WARM:])), ids.copy()
+def _measure(meter: StepMeter, widths: Sequence[int]) -> tuple[list[float], list[Int32]]:
+    """Milliseconds of decode and top-k by width, and the tokens that were found."""
+    parts = [medians(meter.step, width) for width in widths]
+    found = [meter.topk(meter.rows(width))[0].copy() for width in widths]
+    return [round(part["decode"] + part["topk"], 4) for part in parts], found

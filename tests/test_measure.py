@@ -14,6 +14,7 @@ def test_every_width_is_measured_and_the_cache_left_empty() -> None:
     table = measure_costs(target, max_width=32, budget_s=0.5)
     assert table.contexts[0] == 64
     assert set(range(1, 9)) <= set(table.widths)
+    assert table.row_s >= 0
     assert (target.pos == -1).all()
 
 
