@@ -162,12 +162,12 @@ class StepCosts:
         self.table = table
         self.max_width = max_width
         self.rate = 0.0
+        self._pace = 1.0
         self._factor = np.ones(max_width + 1)
         self._n_seen = np.zeros(max_width + 1, dtype=np.int64)
         width = np.arange(max_width + 1)
         self._share = 0.25 ** np.abs(width[:, None] - width[None, :])
         self._share[:, :2] = 0.0
-        self._share[1] = 1.0
         self._tokens = self._seconds = 0.0
         self._seen: dict[int, float] = {}
         self._row = np.zeros(0)
@@ -180,7 +180,7 @@ class StepCosts:
     @property
     def corrections(self) -> Float64:
         """float64[max_width + 1]; factor on the table at each width."""
-        return self._factor
+        return self._factor * self._pace
 
     def n_seen(self, width: int) -> int:
         """How many steps of this width were observed."""
@@ -194,7 +194,7 @@ class StepCosts:
         ------
         ConfigError : no table was given.
         """
-        return self._table_row(n_past) * self._factor
+        return self._table_row(n_past) * self._factor * self._pace
 
     def next_step(self, n_past: int) -> Float64:
         """float64[max_width + 1]; what the next step costs, by its width, from 1 on.
@@ -229,16 +229,22 @@ class StepCosts:
         known = self._seen.get(n_tokens, seconds)
         self._seen[n_tokens] = known + 0.2 * (seconds - known)
         if self.table is not None and n_tokens <= self.max_width:
+            measured = float(self._table_row(n_past)[n_tokens])
             if n_tokens == 1 == self._last_width:
-                self._follow_drift(seconds / self._table_row(n_past)[1])
-            expected = self.next_step(n_past)[n_tokens]
+                self._follow_drift(seconds / measured)
+            expected = measured * self._pace * float(self._factor[n_tokens])
+            if n_tokens != self._last_width:
+                expected += self._change_s
             # One step that took far longer says little: something else ran.
             surprise = math.log(min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE))
-            weight = max(_CORRECTION, 0.4 / (1 + self._n_seen[n_tokens]))
+            surprise *= max(_CORRECTION, 0.4 / (1 + int(self._n_seen[n_tokens])))
             self._n_seen[n_tokens] += 1
-            self._factor *= np.exp(weight * surprise * self._share[n_tokens])
-            if n_tokens > 1 and self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS:
-                self._tell_drift(math.log(self._factor[n_tokens] / self._factor[1]))
+            if n_tokens == 1:
+                self._pace *= math.exp(surprise)
+            else:
+                self._factor *= np.exp(surprise * self._share[n_tokens])
+                if self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS:
+                    self._tell_drift(math.log(self._factor[n_tokens]))
         self._last_width = n_tokens
 
     def _follow_drift(self, ratio: float) -> None:

@@ -85,8 +85,9 @@ class Decoder:
         self._step: Step | None = None
         self._prefilled: tuple[Float32, int] | None = None
         self._n_rests = drafter.n_rests if drafter else 0
-        self._plain = PlainRun(drafter, self._n_rests) if drafter else None
+        self._plain = PlainRun(drafter, self._n_rests + 1) if drafter else None
         self._n_idle = 0
+        self._asking_s = 0.0
         self._running: Stats | None = None
         self._cancelled = False
 
@@ -188,7 +189,7 @@ class Decoder:
         """Learn from the step that a caller left after some of its tokens (``one_by_one``)."""
         with self._recovering():
             self._close_step()
-            self._learn_plain_run()
+            self._learn_plain_run(self.stats)
 
     def adopt(self, n_tokens: int) -> None:
         """Take the cells that something else wrote on lane 0 for ``buffer``'s first
@@ -246,7 +247,7 @@ class Decoder:
             budget -= len(emitted)
             yield emitted
             if budget == 0 or emitted[-1] in stop_tokens:
-                self._learn_plain_run()
+                self._learn_plain_run(stats)
                 return
             self._check_running(stats)
             started = perf_counter()
@@ -254,7 +255,7 @@ class Decoder:
                 if self._step is not None:
                     more = self._walk(step, sampler, stop_tokens, once=True)
                     emitted = step.emitted[-1:]
-                elif self._may_rest():
+                elif self._may_rest() or not self._propose(budget, stats):
                     emitted, more = self._plain_step(sampler, stats), False
                     self._append(emitted)
                 else:
@@ -356,12 +357,30 @@ class Decoder:
         if self._n_tokens - self._lanes.n_past != 1:
             return False
         return self._plain is None or (
-            self._n_idle >= _IDLE_STEPS and self._plain.n < self._n_rests
+            self._n_idle >= _IDLE_STEPS and 0 < self._plain.n <= self._n_rests
         )
 
-    def _learn_plain_run(self) -> None:
+    def _learn_plain_run(self, stats: Stats) -> None:
         if self._plain is not None:
+            started = perf_counter()
             self._plain.learn()
+            stats.recycle_s += perf_counter() - started
+
+    def _propose(self, budget: int, stats: Stats) -> bool:
+        """Ask the drafter; whether the next step is more than one token."""
+        self._learn_plain_run(stats)
+        started = perf_counter()
+        draft, n_past = self._draft, self._lanes.n_past
+        n_front = self._n_tokens - n_past
+        draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
+        room = min(self.max_width, self.target.n_ctx - n_past) - n_front
+        if self.drafter is not None and room > 0 and budget > 1:
+            n_most = min(room, draft.capacity)
+            self.drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
+        self._n_idle = self._n_idle + 1 if draft.n == 1 else 0
+        self._asking_s = perf_counter() - started
+        stats.draft_s += self._asking_s
+        return draft.n > 1 or n_front > 1
 
     def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
         """One decode step of one token, with as little around it as can be."""
@@ -378,32 +397,28 @@ class Decoder:
         token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
         if token < 0:
             raise DecodeError(NO_LOGIT)
+        t2 = perf_counter()
         self._lanes.extend(1)
         if self._plain is not None:
             self._plain.add(root, ids[0], values[0], token)
+        if self._asking_s:
+            self.costs.observe(1, n_past, t2 - t0 + self._asking_s, 1)
+            self._asking_s = 0.0
         stats.n_steps += 1
         stats.n_plain_steps += 1
         stats.decode_s += t1 - t0
-        stats.topk_s += perf_counter() - t1
+        stats.topk_s += t2 - t1
         return [token]
 
     def _open_step(self, budget: int, stats: Stats) -> Step:
-        """Draft and decode; the walk stands at the root."""
+        """Decode what was proposed; the walk stands at the root."""
         if self._cancelled:
             raise CancelledError("the generation was cancelled")
         self._prefilled = None
-        self._learn_plain_run()
         draft, lanes = self._draft, self._lanes
-        n_past = lanes.n_past
-        n_front = self._n_tokens - n_past
+        n_past, n_front = draft.n_past, draft.n_front
         t0 = perf_counter()
-        draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
-        room = min(self.max_width, self.target.n_ctx - n_past) - n_front
-        if self.drafter is not None and room > 0 and budget > 1:
-            n_most = min(room, draft.capacity)
-            self.drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
         draft.plan()
-        self._n_idle = self._n_idle + 1 if draft.n == 1 else 0
         t1 = perf_counter()
         lanes.sync(draft.n_lanes)
         draft.fill(self._batch, self._tokens[n_past : self._n_tokens])
@@ -420,9 +435,9 @@ class Decoder:
         stats.lanes_s += t2 - t1
         stats.decode_s += t3 - t2
         stats.topk_s += t4 - t3
-        self._step = Step(
-            draft, logits, n_front, ids, values, budget, stats, n_past, seconds=t4 - t0
-        )
+        seconds = t4 - t0 + self._asking_s
+        self._asking_s = 0.0
+        self._step = Step(draft, logits, n_front, ids, values, budget, stats, n_past, seconds=seconds)
         return self._step
 
     def _walk(

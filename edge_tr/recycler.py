@@ -103,6 +103,7 @@ class Recycler:
         self._heap_item: Int32 = np.zeros((2, n_heap), dtype=np.int32)
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
+        self._lesson = LESSON * np.arange(max_nodes + 1)
         self._history = History(n_ctx + 1, use_matches=use_matches)
         self._expected = self._realised = 0.0
         self._forget(1.0)
@@ -176,8 +177,8 @@ class Recycler:
         if max_nodes < 1 or self._wants_plain(costs):
             return
         price = max(costs.rate, 1 / step_s[0]) / self.trust
-        lesson_s = LESSON / price * np.arange(len(step_s))
-        self._grow(draft, max_nodes, max_depth, step_s - lesson_s, price)
+        worth_s = step_s[: max_nodes + 1] - self._lesson[: max_nodes + 1] / price
+        self._grow(draft, max_nodes, max_depth, worth_s, price)
         self._total_s += step_s[draft.n - 1]
         if draft.n == 1:
             self._n_drafting = 0

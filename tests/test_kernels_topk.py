@@ -16,7 +16,7 @@ def assert_matches_naive(logits: Float32, k: int) -> None:
     assert values.tolist() == [[x for _, x in row] for row in expected]
 
 
-@pytest.mark.parametrize("n_vocab", [1, 2, 7, 511, 512, 513, 1023, 1024, 1500, 2048])
+@pytest.mark.parametrize("n_vocab", [1, 2, 7, 255, 256, 257, 511, 512, 1023, 1500, 2048])
 @pytest.mark.parametrize("k", [1, 3, 8, 16])
 def test_random_rows(n_vocab: int, k: int) -> None:
     rng = np.random.default_rng(n_vocab * 100 + k)
@@ -35,7 +35,7 @@ def test_ascending_and_descending_rows() -> None:
     assert_matches_naive(np.stack((row, row[::-1])), 8)
 
 
-@pytest.mark.parametrize("place", [0, 511, 512, 1023, 1024, 1279])
+@pytest.mark.parametrize("place", [0, 255, 256, 1023, 1024, 1279])
 def test_one_high_logit_at_the_edge_of_a_block(place: int) -> None:
     logits = np.zeros((1, 1280), dtype=np.float32)
     logits[0, place] = 1
@@ -53,6 +53,12 @@ def test_rows_with_special_values(special: float, share: float) -> None:
 
 def test_zeros_of_both_signs_are_ties() -> None:
     assert TopK(3)(np.array([[-0.0, 0.0, -0.0]], dtype=np.float32))[0].tolist() == [[0, 1, 2]]
+
+
+def test_a_negative_zero_in_a_block_of_its_own_is_a_tie_too() -> None:
+    logits = np.full((1, 2000), -1, dtype=np.float32)
+    logits[0, [3, 300, 600, 900]] = [-0.0, 0.0, 0.0, 0.0]
+    assert TopK(2)(logits)[0].tolist() == [[3, 300]]
 
 
 def test_fewer_tokens_than_k_leave_no_candidates() -> None:
