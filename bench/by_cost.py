@@ -143,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     draft = DraftConfig(speculative="off", start="empty")
     questions = sample(load_questions(options.questions), options.per_category, half="calibration")
     prompts = [("question", question.turns[0]) for question in questions]
-    prompts += [("copy", text) for text in copies()[: options.copies]]
+    prompts += [("copy", text) for text in copies(options.questions)[: options.copies]]
     random.Random(3).shuffle(prompts)
     with Session(models.path(options.model), context=context, draft=draft) as session:
         table = costs_from(options.costs, session)

@@ -20,6 +20,7 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,11 +53,11 @@ _CODE = (
 )
 
 
-def copies() -> list[str]:
+def copies(source: Path | None = None) -> list[str]:
     """Requests to return, correct or quote passages of the questions, and to rename in code of
     Python's standard library."""
     mixed = random.Random(5)
-    questions = sample(load_questions(), _N_PASSAGES // 2, half="calibration")
+    questions = sample(load_questions(source), _N_PASSAGES // 2, half="calibration")
     prompts = []
     for question in (q for q in questions if q.category in ("summarization", "rag")):
         words = question.turns[0].split("\n", 1)[-1].split()[:110]

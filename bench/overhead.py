@@ -3,9 +3,10 @@
 host: everything between two ``llama_decode`` calls but the top-k, on a real model: the paper's
 80 nodes and the root behind about 4,000 tokens, lane calls included, for keep, for redo, and as
 the decode loop chooses (by the whole cost: a redone token costs decode time, which is not in this
-figure); the cheaper of keep and redo is the result. drafting: proposing and learning of automatic
-mode alone, 64 nodes behind a text of 32,000 tokens. topk: 64 rows of 152,000 logits against
-NumPy's maximum of the same rows. Medians.
+figure); the cheaper of keep and redo is the result. plain: everything outside llama.cpp of a plain
+step, with a drafter that is asked as in a text that never pays, and without one. drafting:
+proposing and learning of automatic mode alone, 64 nodes behind a text of 32,000 tokens. topk: 64
+rows of 152,000 logits against NumPy's maximum of the same rows. Medians.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.questions import load_questions
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
+from edge_tr.cost import CostTable, StepCosts
 from edge_tr.draft import Draft
+from edge_tr.generate import Decoder
 from edge_tr.llama.target import ContextConfig
 from edge_tr.recycler import Recycler
 from edge_tr.session import Session
@@ -80,6 +83,39 @@ def _note(found: dict[str, list[float]], before: Stats, after: Stats) -> None:
     found["host"].append(spent("total_s") - spent("decode_s") - spent("topk_s"))
     for part in PARTS:
         found[part].append(spent(part))
+
+
+def plain_steps(model: str, n_tokens: int, n_repeats: int) -> dict[str, float]:
+    """Milliseconds per plain step outside decode, with an automatic drafter for which nothing
+    pays and without one, in turn."""
+    text = load_questions()[0].turns[0]
+    width = 81
+    steep = CostTable((1, width), (0,), ((1e-3, 1e3),))
+    draft = DraftConfig(speculative="off")
+    with Session(models.path(model), draft=draft) as session:
+        target, costs = session.target, StepCosts(steep, width)
+        drafter = Recycler(
+            Candidates(AdjacencyMatrix(target.n_vocab)),
+            n_ctx=target.n_ctx,
+            costs=costs,
+            max_lanes=target.n_lanes,
+            harvest=False,
+        )
+        drafter.compile()
+        decoders = {"asked": Decoder(target, drafter, costs=costs), "off": session.decoder}
+        prompt = session.prompt_tokens(text)
+        found: dict[str, list[float]] = {name: [] for name in decoders}
+        for _ in range(n_repeats):
+            for name, decoder in decoders.items():
+                steps = decoder.generate(prompt, max_tokens=n_tokens)
+                next(steps)
+                before = replace(decoder.stats)
+                while next(steps, None) is not None:
+                    pass
+                after = decoder.stats
+                outside_s = (after.total_s - after.decode_s) - (before.total_s - before.decode_s)
+                found[name].append(1e3 * outside_s / after.n_steps)
+    return {name: round(float(np.median(ms)), 4) for name, ms in found.items()}
 
 
 def drafting(n_vocab: int, n_text: int, n_nodes: int, n_steps: int) -> dict[str, float]:
@@ -175,6 +211,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "topk_over_max": found["topk_over_max"],
         "host_ms_by_way": {name: way["host"] for name, way in ways.items()},
         "parts_ms": {part.removesuffix("_s"): host[part] for part in PARTS},
+        "plain_ms_per_step": plain_steps(options.model, 128, 9),
         "drafting_ms_per_step": drafting(49_152, 32_000, 64, 200),
         "topk": found,
         "measured_on": {
@@ -187,7 +224,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "n_steps": host["n_steps"],
         },
     }
-    for name in ("host_ms_per_step", "host_ms_by_way", "parts_ms", "drafting_ms_per_step", "topk"):
+    for name in (
+        "host_ms_per_step",
+        "host_ms_by_way",
+        "parts_ms",
+        "plain_ms_per_step",
+        "drafting_ms_per_step",
+        "topk",
+    ):
         print(f"{name}: {result[name]}")
     if options.json:
         print(json.dumps(result))

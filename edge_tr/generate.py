@@ -437,7 +437,9 @@ class Decoder:
         stats.topk_s += t4 - t3
         seconds = t4 - t0 + self._asking_s
         self._asking_s = 0.0
-        self._step = Step(draft, logits, n_front, ids, values, budget, stats, n_past, seconds=seconds)
+        self._step = Step(
+            draft, logits, n_front, ids, values, budget, stats, n_past, seconds=seconds
+        )
         return self._step
 
     def _walk(

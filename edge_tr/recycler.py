@@ -41,9 +41,13 @@ _MOST_EXPECTED = 3.0
 """Expected tokens that one step counts for in the comparison: one long draft that failed must not
 outweigh many short ones."""
 
-_FIRST_REACH = 12
-"""Depth of the first drafts of a text; the next one may be three times as deep as the last one was
-right. Estimates of long paths are wrong together, and a long draft that fails costs many steps."""
+_FIRST_REACH = 3
+"""Depth of the first drafts of a text, and of the next one after a draft that failed; else it may
+be three times as deep as the last one was right. Estimates of long paths are wrong together, and
+a long draft that fails costs many steps."""
+
+_NEARLY_FREE = 1.5
+"""Plain steps; drafts of so many nodes that a step costs no more may be as deep as they like."""
 
 _FORGET_TOKENS = 32
 """Tokens without a draft in which a comparison goes back to its start: texts that disappointed
@@ -173,7 +177,8 @@ class Recycler:
             return
         step_s = costs.next_step(draft.n_past)[draft.n_front :]
         max_nodes = min(max_nodes, len(step_s) - 1)
-        max_depth = min(max_depth, self._reach)
+        n_free = int(np.searchsorted(step_s, _NEARLY_FREE * step_s[0])) - 1
+        max_depth = min(max_depth, max(self._reach, n_free))
         if max_nodes < 1 or self._wants_plain(costs):
             return
         price = max(costs.rate, 1 / step_s[0]) / self.trust

@@ -25,6 +25,7 @@ def test_a_short_run_tells_every_part(
     assert told["host_ms_per_step"] > 0
     assert sum(told["parts_ms"].values()) > 0
     assert told["topk_over_max"] > 0
+    assert min(told["plain_ms_per_step"].values()) > 0
     assert told["measured_on"]["nodes"] == 80
     assert told["measured_on"]["n_ctx"] == 1024
 
