@@ -194,6 +194,33 @@ def test_a_text_that_repeats_itself_is_drafted_in_one_piece() -> None:
     assert draft.parent[: draft.n].tolist() == [-1, 0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize(("step", "depths"), [(0.0, [20, 20]), (0.11, [4, 12]), (0.15, [3, 9])])
+def test_drafts_begin_shallow_where_nodes_are_dear(step: float, depths: list[int]) -> None:
+    costs = flat_costs(33, step)
+    recycler = Recycler(
+        Candidates(AdjacencyMatrix(100, 4)), n_ctx=200, costs=costs, max_nodes=20
+    )
+    passage = np.arange(60, dtype=np.int32)
+    text = np.concatenate((passage, passage[:20]))
+    recycler.begin(text)
+    for _ in range(3):
+        costs.observe(1, 80, 1.0, 1)
+    draft = Draft(20)
+    found = []
+    for _ in depths:
+        draft.reset(int(text[-1]), n_past=len(text) - 1)
+        recycler.propose(draft, max_nodes=20, max_depth=20)
+        n = draft.n - 1
+        found.append(n)
+        draft.plan()
+        emitted = [*draft.token[1 : n + 1].tolist(), int(text[-1]) + n + 1]
+        ids = np.array([[e, 97, 98, 99] for e in emitted], dtype=np.int32)
+        values = np.tile(np.array([0, -9, -9, -9], dtype=np.float32), (n + 1, 1))
+        recycler.learn(draft, ids, values, np.arange(1, n + 1, dtype=np.int32), emitted)
+        text = np.concatenate((text, np.array(emitted, dtype=np.int32)))
+    assert found == depths
+
+
 def test_matches_can_be_switched_off() -> None:
     recycler = Recycler(
         Candidates(AdjacencyMatrix(N_VOCAB, 4)), n_ctx=100, max_nodes=6, use_matches=False
