@@ -177,10 +177,10 @@ class Recycler:
             return
         step_s = costs.next_step(draft.n_past)[draft.n_front :]
         max_nodes = min(max_nodes, len(step_s) - 1)
-        n_free = int(np.searchsorted(step_s, _NEARLY_FREE * step_s[0])) - 1
-        max_depth = min(max_depth, max(self._reach, n_free))
         if max_nodes < 1 or self._wants_plain(costs):
             return
+        n_free = int(np.searchsorted(step_s, _NEARLY_FREE * step_s[0])) - 1
+        max_depth = min(max_depth, max(self._reach, n_free))
         price = max(costs.rate, 1 / step_s[0]) / self.trust
         worth_s = step_s[: max_nodes + 1] - self._lesson[: max_nodes + 1] / price
         self._grow(draft, max_nodes, max_depth, worth_s, price)
