@@ -197,9 +197,7 @@ def test_a_text_that_repeats_itself_is_drafted_in_one_piece() -> None:
 @pytest.mark.parametrize(("step", "depths"), [(0.0, [20, 20]), (0.11, [4, 12]), (0.15, [3, 9])])
 def test_drafts_begin_shallow_where_nodes_are_dear(step: float, depths: list[int]) -> None:
     costs = flat_costs(33, step)
-    recycler = Recycler(
-        Candidates(AdjacencyMatrix(100, 4)), n_ctx=200, costs=costs, max_nodes=20
-    )
+    recycler = Recycler(Candidates(AdjacencyMatrix(100, 4)), n_ctx=200, costs=costs, max_nodes=20)
     passage = np.arange(60, dtype=np.int32)
     text = np.concatenate((passage, passage[:20]))
     recycler.begin(text)
