@@ -18,7 +18,7 @@ _LOWEST_KEY = np.int32(-(1 << 31))
 
 
 @njit(cache=CACHE, nogil=True, error_model="numpy", inline="always")
-def _largest_key(bits: Array, n: int) -> int:
+def _largest_key(bits: Array, n: int) -> np.int32:
     """The largest of n floats as an integer that sorts as they do; NaN counts as the lowest."""
     most = _LOWEST_KEY
     for j in range(n):
