@@ -9,6 +9,7 @@ from typing import Any
 
 from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, Server, find_peers
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
@@ -26,7 +27,7 @@ K = 8
 BUDGETS = (7, 15, 31, 80)
 """Nodes of the trees of the arms ``recycler7`` and so on."""
 
-PEERS = ("pld",)
+PEERS = ("pld", *SERVER_TYPES)
 HOST_PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
 """Seconds of ``Stats`` outside llama_decode and top-k."""
 
@@ -71,16 +72,31 @@ class Arms:
     ----------
     path, n_gpu_layers, context : as for ``Session``.
     names : which arms; "bare" or "plain" must be there.
+    peers : folder of llama.cpp's programs, for the arms that are servers.
     """
 
     def __init__(
-        self, path: Path, *, n_gpu_layers: int, context: ContextConfig, names: Collection[str]
+        self,
+        path: Path,
+        *,
+        n_gpu_layers: int,
+        context: ContextConfig,
+        names: Collection[str],
+        peers: Path | None = None,
     ) -> None:
         self.model = Model(path, n_gpu_layers=n_gpu_layers)
         self.stop_tokens = self.model.stop_tokens()
         self._context = context
         self._open: list[Callable[[], None]] = [self.model.close]
-        self.arms: dict[str, Arm] = {name: self._arm(name) for name in names}
+        self.arms: dict[str, Arm | Server] = {
+            name: self._server(name, peers) if name in SERVER_OPTIONS else self._arm(name)
+            for name in names
+        }
+
+    def _server(self, name: str, peers: Path | None) -> Server:
+        server = Server(self.model, self._context, find_peers(peers), SERVER_OPTIONS[name])
+        self._open.append(server.close)
+        return server
 
     def _arm(self, name: str) -> Arm:
         if name == "bare":
@@ -139,22 +155,27 @@ class Arms:
         names = list(self.arms)
         start = turn % len(names)
         rows, texts = {}, {}
+        about = {"prompt": prompt.id, "category": prompt.category, "n_prompt": len(prompt.tokens)}
         for name in names[start:] + names[:start]:
-            answer = timed(self.arms[name], prompt.tokens, n_tokens, self.stop_tokens)
-            texts[name] = answer.tokens[: answer.n_to_end]
-            rows[name] = {
-                "arm": name,
-                "prompt": prompt.id,
-                "category": prompt.category,
-                "n_prompt": len(prompt.tokens),
-                "n_tokens": answer.n_to_end - 1,
-                "seconds": answer.to_end_s - answer.first_s,
-                "first_s": answer.first_s,
-                **_counts(answer.stats),
-            }
+            tokens, row = self._answer(self.arms[name], prompt.tokens, n_tokens)
+            texts[name] = [token for token in tokens if token not in self.stop_tokens]
+            rows[name] = {"arm": name} | about | row
         for name, row in rows.items():
             row["first_difference"] = _first_difference(texts[names[0]], texts[name])
         return [rows[name] for name in names]
+
+    def _answer(
+        self, arm: Arm | Server, prompt: Int32, n_tokens: int
+    ) -> tuple[list[int], dict[str, Any]]:
+        """The text up to its end, and what it took after the first token."""
+        if isinstance(arm, Server):
+            found = arm.answer(prompt, n_tokens)
+            counts = {"n_tokens": found.n_tokens - 1, "seconds": found.decode_s}
+            return found.tokens or [], counts | {"first_s": found.prefill_s}
+        answer = timed(arm, prompt, n_tokens, self.stop_tokens)
+        counts = {"n_tokens": answer.n_to_end - 1, "seconds": answer.to_end_s - answer.first_s}
+        counts |= {"first_s": answer.first_s, **_counts(answer.stats)}
+        return answer.tokens[: answer.n_to_end], counts
 
 
 def _counts(stats: dict[str, Any]) -> dict[str, Any]:

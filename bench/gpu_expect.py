@@ -10,6 +10,9 @@ import numpy as np
 from bench.gpu_arms import BUDGETS, HOST_PARTS, PEERS
 from edge_tr.simulate import Recording, RelativeCosts, expect
 
+_LEAST = ("auto_speedup_overall", "auto_over_best_peer", "efficiency")
+_MOST = ("host_ms_per_step", "host_ms_per_step_4k", "host_over_backend_topk")
+
 Rows = Sequence[Mapping[str, Any]]
 Table = Mapping[str, Any]
 
@@ -100,45 +103,59 @@ def expectation(recording: Recording, name: str, table: Table, rows: Rows | None
 def conclude(parts: Mapping[str, Any]) -> dict[str, Any]:
     """The numbers of the last line, from the parts that are there; None for those that are not.
 
+    ``models`` has them for each model, the others are those of the model that did worst.
     ``efficiency`` is the speed-up of automatic mode over what the simulator gives for T(n) with
     nothing on the host and one row of logits, with the acceptance recorded on the same prompts;
-    ``expected_8b`` is the lowest of the 8B shapes, whole steps and the host's time included.
-    ``host_over_backend_topk`` is what a step with top-k on the host takes over one with
-    llama.cpp's own, above 1 where the latter is faster.
+    ``expected_8b`` is the lowest of the 8B shapes, whole steps and the host's time included, with
+    the acceptance of the first model. ``host_over_backend_topk`` is what a step with top-k on the
+    host takes over one with llama.cpp's own, above 1 where the latter is faster.
     """
-    names = ("auto_speedup_overall", "auto_over_best_peer", "efficiency", "expected_8b")
-    found: dict[str, Any] = dict.fromkeys((*names, "host_ms_per_step")) | {"peers": []}
-    rows = parts.get("arms", {}).get("rows", [])
+    found: dict[str, Any] = dict.fromkeys((*_LEAST, *_MOST, "expected_8b"))
+    found |= {"models": {}, "expected": {}, "bound": {}}
+    for name in [name.removeprefix("costs ") for name in parts if name.startswith("costs ")]:
+        found["models"][name] = _of_model(parts, name, found)
+    for names, worst in ((_LEAST, min), (_MOST, max)):
+        for name in names:
+            values = [m[name] for m in found["models"].values() if m.get(name) is not None]
+            found[name] = worst(values) if values else None
+    big = [e for name, e in found["expected"].items() if name.startswith("shape 8b")]
+    if big:
+        found["expected_8b"] = min(e["expected_speedup"] for e in big)
+    return found
+
+
+def _of_model(parts: Mapping[str, Any], model: str, found: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of one model; what the simulator says goes to ``found``."""
+    own: dict[str, Any] = {"peers": []}
+    rows = parts.get(f"arms {model}", {}).get("rows", [])
     arms = summarise(rows)["arms"] if rows else {}
     auto = arms.get("auto")
     if auto:
-        found["auto_speedup_overall"] = auto["speedup"]
-        found["host_ms_per_step"] = auto["ms_per_step"]["host"]
-        found["peers"] = [name for name in PEERS if name in arms]
-        if found["peers"]:
-            best = max(arms[name]["speedup"] for name in found["peers"])
-            found["auto_over_best_peer"] = auto["speedup"] / best
-    long = parts.get("host 4k", {}).get("rows", [])
+        own["auto_speedup_overall"] = auto["speedup"]
+        own["host_ms_per_step"] = auto["ms_per_step"]["host"]
+        own["peers"] = [name for name in PEERS if name in arms]
+        if own["peers"]:
+            best = max(arms[name]["speedup"] for name in own["peers"])
+            own["auto_over_best_peer"] = auto["speedup"] / best
+    long = parts.get(f"host 4k {model}", {}).get("rows", [])
     if long:
-        found["host_ms_per_step_4k"] = summarise(long)["arms"]["auto"]["ms_per_step"]["host"]
-    topk = parts.get("topk", {}).get("topk")
+        own["host_ms_per_step_4k"] = summarise(long)["arms"]["auto"]["ms_per_step"]["host"]
+    topk = parts.get(f"topk {model}", {}).get("topk")
     if topk:  # of the widest step
-        found["host_over_backend_topk"] = topk["host_ms"][-1] / topk["backend_ms"][-1]
-    recorded = parts.get("record", {}).get("recording")
+        own["host_over_backend_topk"] = topk["host_ms"][-1] / topk["backend_ms"][-1]
+    recorded = parts.get(f"record {model}", {}).get("recording")
     if recorded and auto:
         recording = Recording.from_dict(recorded)
-        found["expected"] = {}
-        for name in parts:
+        shapes = [] if found["expected"] else [n for n in parts if n.startswith("shape ")]
+        for name in (f"costs {model}", *shapes):
             table = _table(parts, name)
-            if table and (name == "costs" or name.startswith("shape ")):
+            if table:
                 found["expected"][name] = expectation(recording, name, table, rows)
-                if name == "costs":
-                    found["bound"] = expectation(recording, name, table, None)
-                    found["efficiency"] = auto["speedup"] / found["bound"]["expected_speedup"]
-        big = [e for name, e in found["expected"].items() if name.startswith("shape 8b")]
-        if big:
-            found["expected_8b"] = min(e["expected_speedup"] for e in big)
-    return found
+        table = _table(parts, f"costs {model}")
+        if table:
+            found["bound"][model] = expectation(recording, model, table, None)
+            own["efficiency"] = auto["speedup"] / found["bound"][model]["expected_speedup"]
+    return own
 
 
 def _table(parts: Mapping[str, Any], name: str) -> Table | None:

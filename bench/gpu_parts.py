@@ -144,13 +144,14 @@ def arms(
     questions: Path | None,
     per_category: int,
     n_prompt: int = 0,
+    peers: Path | None = None,
 ) -> None:
     """Answers of every arm in turn, question by question.
 
     With ``n_prompt`` two prompts of so many tokens, made of questions in a row, take the place
     of the questions.
     """
-    compared = Arms(model, n_gpu_layers=-1, context=context(n_ctx), names=names)
+    compared = Arms(model, n_gpu_layers=-1, context=context(n_ctx), names=names, peers=peers)
     try:
         room = n_ctx - n_tokens - 128
         if n_prompt:

@@ -12,12 +12,12 @@ from .cost import StepCosts
 from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from .lanes import LaneCache
-from .plain import PlainRun
+from .plain import PlainSteps
 from .sampling import Sampler
 from .stats import Stats
 from .target import Batch, Float32, Int32, TargetModel
 from .topk import TopK
-from .verify import NO_LOGIT, Step
+from .verify import Step
 
 _MAX_PREFILL_LOGITS = 1 << 25
 """Most logits that one batch of a prompt may return (128 MiB)."""
@@ -85,7 +85,7 @@ class Decoder:
         self._step: Step | None = None
         self._prefilled: tuple[Float32, int] | None = None
         self._n_rests = drafter.n_rests if drafter else 0
-        self._plain = PlainRun(drafter, self._n_rests + 1) if drafter else None
+        self._plain = PlainSteps(target, self._batch, self._topk, drafter, self._n_rests + 1)
         self._n_idle = 0
         self._asking_s = 0.0
         self._running: Stats | None = None
@@ -189,7 +189,7 @@ class Decoder:
         """Learn from the step that a caller left after some of its tokens (``one_by_one``)."""
         with self._recovering():
             self._close_step()
-            self._learn_plain_run(self.stats)
+            self._plain.learn(self.stats)
 
     def adopt(self, n_tokens: int) -> None:
         """Take the cells that something else wrote on lane 0 for ``buffer``'s first
@@ -247,7 +247,7 @@ class Decoder:
             budget -= len(emitted)
             yield emitted
             if budget == 0 or emitted[-1] in stop_tokens:
-                self._learn_plain_run(stats)
+                self._plain.learn(stats)
                 return
             self._check_running(stats)
             started = perf_counter()
@@ -291,8 +291,7 @@ class Decoder:
         self._close_step()
         self._lanes.claim()
         self._n_idle = 0
-        if self._plain is not None:
-            self._plain.forget()
+        self._plain.forget()
         n_past = self._n_same(prompt)
         whole = n_past == len(prompt) == self._lanes.n_past and self._prefilled is not None
         if not whole:
@@ -356,19 +355,13 @@ class Decoder:
         """Whether the next step is plain without asking the drafter."""
         if self._n_tokens - self._lanes.n_past != 1:
             return False
-        return self._plain is None or (
+        return self.drafter is None or (
             self._n_idle >= _IDLE_STEPS and 0 < self._plain.n <= self._n_rests
         )
 
-    def _learn_plain_run(self, stats: Stats) -> None:
-        if self._plain is not None:
-            started = perf_counter()
-            self._plain.learn()
-            stats.recycle_s += perf_counter() - started
-
     def _propose(self, budget: int, stats: Stats) -> bool:
         """Ask the drafter; whether the next step is more than one token."""
-        self._learn_plain_run(stats)
+        self._plain.learn(stats)
         started = perf_counter()
         draft, n_past = self._draft, self._lanes.n_past
         n_front = self._n_tokens - n_past
@@ -383,31 +376,15 @@ class Decoder:
         return draft.n > 1 or n_front > 1
 
     def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
-        """One decode step of one token, with as little around it as can be."""
         if self._cancelled:
             raise CancelledError("the generation was cancelled")
         self._prefilled = None
         n_past = self._lanes.n_past
-        root = int(self._tokens[n_past])
-        self._batch.set_one(root, n_past)
-        t0 = perf_counter()
-        logits = self.target.decode(self._batch)
-        t1 = perf_counter()
-        ids, values = self._topk(logits)
-        token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
-        if token < 0:
-            raise DecodeError(NO_LOGIT)
-        t2 = perf_counter()
+        token, seconds = self._plain.step(int(self._tokens[n_past]), n_past, sampler, stats)
         self._lanes.extend(1)
-        if self._plain is not None:
-            self._plain.add(root, ids[0], values[0], token)
         if self._asking_s:
-            self.costs.observe(1, n_past, t2 - t0 + self._asking_s, 1)
+            self.costs.observe(1, n_past, seconds + self._asking_s, 1)
             self._asking_s = 0.0
-        stats.n_steps += 1
-        stats.n_plain_steps += 1
-        stats.decode_s += t1 - t0
-        stats.topk_s += t2 - t1
         return [token]
 
     def _open_step(self, budget: int, stats: Stats) -> Step:

@@ -4,26 +4,37 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from programs import SERVER, write_program
 
 from bench import gpu
 from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
+from edge_tr.bench.peers import SERVER_TYPES
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.draft import Draft
 from edge_tr.simulate import RecordedRun, Recording
+
+POSIX = sys.platform != "win32"
+"""Where a script can stand in for a program."""
+
+SERVERS = SERVER_TYPES if POSIX else ()
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The file of a dry run."""
     out = tmp_path_factory.mktemp("results")
-    assert gpu.main(["--dry-run", "--out", str(out)]) == 0
+    options = ["--dry-run", "--out", str(out)]
+    if POSIX:
+        options += ["--peers", str(write_program(out, "llama-server", SERVER))]
+    assert gpu.main(options) == 0
     data: dict[str, Any] = json.loads((out / "dry-run.json").read_text())
     return data
 
@@ -32,40 +43,46 @@ def test_a_dry_run_does_every_part(results: dict[str, Any]) -> None:
     errors = {name: part["error"] for name, part in results["parts"].items() if "error" in part}
     assert errors == {}
     assert results["skipped"] == {}
-    assert len(results["parts"]) == 17
+    assert len(results["parts"]) == 26
 
 
-def test_the_last_line_has_every_number(results: dict[str, Any]) -> None:
+@pytest.mark.parametrize("model", ["", "tiny", "tiny f16"])
+def test_the_last_line_has_every_number(results: dict[str, Any], model: str) -> None:
     summary = results["summary"]
     for name in (
         "auto_speedup_overall",
         "auto_over_best_peer",
         "efficiency",
-        "expected_8b",
         "host_ms_per_step",
         "host_ms_per_step_4k",
+        "host_over_backend_topk",
     ):
-        assert summary[name] > 0, name
-    assert summary["peers"] == ["pld"]
+        assert (summary["models"][model] if model else summary)[name] > 0, name
+    assert summary["expected_8b"] > 0
+
+
+def test_the_peers_are_named(results: dict[str, Any]) -> None:
+    assert results["summary"]["models"]["tiny"]["peers"] == ["pld", *SERVERS]
 
 
 def test_a_staircase_has_every_width_and_part(results: dict[str, Any]) -> None:
-    tables = results["parts"]["costs"]["tables"]
-    assert [table["n_past"] for table in tables] == [16, 32]
+    tables = results["parts"]["costs tiny"]["tables"]
+    assert [table["n_past"] for table in tables] == [16, 32, 48]
     assert all(table["widths"] == [1, 2, 3, 4] for table in tables)
     assert all(len(tables[0][f"{name}_ms"]) == 4 for name in ("step", "one_row", "queue", "topk"))
 
 
 def test_the_back_end_finds_the_same_candidates(results: dict[str, Any]) -> None:
-    topk = results["parts"]["topk"]["topk"]
+    topk = results["parts"]["topk tiny"]["topk"]
     assert topk["same_rows"] == 1.0
     assert len(topk["host_ms"]) == len(topk["backend_ms"]) == len(topk["widths"]) == 3
 
 
 def test_every_arm_answers_every_question(results: dict[str, Any]) -> None:
-    rows = results["parts"]["arms"]["rows"]
-    assert {row["arm"] for row in rows} == set(gpu.ARMS)
-    assert len(rows) == 6 * len(gpu.ARMS)
+    rows = results["parts"]["arms tiny"]["rows"]
+    names = (*gpu.ARMS, *SERVERS)
+    assert {row["arm"] for row in rows} == set(names)
+    assert len(rows) == 6 * len(names)
 
 
 def row(arm: str, seconds: float, *, n_steps: int = 10, category: str = "a") -> dict[str, Any]:

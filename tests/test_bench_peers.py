@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
+from programs import SERVER, write_program
 
 from edge_tr.bench import peers
 from edge_tr.bench.peers import PeerError, Server, common_options, find_peers, server_outcome
@@ -19,31 +21,6 @@ from edge_tr.session import Session
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a script")
 
-SERVER = """
-import json, sys
-from http.server import BaseHTTPRequestHandler, HTTPServer
-
-class Handler(BaseHTTPRequestHandler):
-    def reply(self, found):
-        data = json.dumps(found).encode()
-        self.send_response(STATUS)
-        self.end_headers()
-        self.wfile.write(data)
-
-    def do_GET(self):
-        self.reply({})
-
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        timings = {"prompt_ms": 10.0, "predicted_ms": 50.0, "predicted_n": body["n_predict"]}
-        self.reply({"timings": timings, "tokens": body["prompt"][: body["n_predict"]]})
-
-    def log_message(self, *parts):
-        pass
-
-port = int(sys.argv[sys.argv.index("--port") + 1])
-HTTPServer(("127.0.0.1", port), Handler).serve_forever()
-"""
 LOG = """
 I encoded   58 tokens in    0.250 seconds, speed: 232.000 t/s
 I decoded   11 tokens in    0.500 seconds, speed: 22.000 t/s
@@ -64,13 +41,11 @@ def session(tiny_model: Callable[[str], Path]) -> Iterator[Session]:
 def fake(tmp_path: Path) -> Callable[[str, str], Path]:
     """``fake(name, script)``: a folder with a Python script in place of a program."""
 
-    def write(name: str, script: str) -> Path:
-        path = tmp_path / name
-        path.write_text(f"#!{sys.executable}\n{script}")
-        path.chmod(0o755)
-        return tmp_path
+    return partial(write_program, tmp_path)
 
-    return write
+
+def start(session: Session, folder: Path) -> Server:
+    return Server(session.model, session.target.config, folder, [])
 
 
 def test_programs_that_are_not_built_are_asked_for(
@@ -133,7 +108,7 @@ def test_a_prompt_read_as_other_tokens_is_no_answer() -> None:
 
 @posix
 def test_a_server_answers(session: Session, fake: Callable[[str, str], Path]) -> None:
-    server = Server(session, fake("llama-server", SERVER.replace("STATUS", "200")), [])
+    server = start(session, fake("llama-server", SERVER))
     try:
         outcome = server.answer(session.prompt_tokens("hello"), 3)
     finally:
@@ -145,9 +120,7 @@ def test_a_server_answers(session: Session, fake: Callable[[str, str], Path]) ->
 def test_a_server_that_does_not_start_is_quoted(
     session: Session, fake: Callable[[str, str], Path]
 ) -> None:
-    server = Server(
-        session, fake("llama-server", "print('no such option'); raise SystemExit(1)"), []
-    )
+    server = start(session, fake("llama-server", "print('no such option'); raise SystemExit(1)"))
     with pytest.raises(PeerError, match="did not start"):
         server.answer(session.prompt_tokens("hello"), 3)
 

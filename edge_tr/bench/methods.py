@@ -16,7 +16,7 @@ from edge_tr.bench.engine import (
     paper_draft,
 )
 from edge_tr.bench.outcome import Method
-from edge_tr.bench.peers import SERVER_TYPES, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, Server, find_peers
 from edge_tr.bench.programs import Program
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.bench.rest import RestDrafter, build_datastore
@@ -80,7 +80,7 @@ def main_cases(
     names = [name for name in ABOUT if name in (PLAIN, AGAIN) or name in wanted or not wanted]
     if not sources.draft_model and "draft-model" not in wanted:
         names = [name for name in names if name != "draft-model"]
-    servers = [name for name in names if name in _SERVER_OPTIONS]
+    servers = [name for name in names if name in SERVER_OPTIONS]
     keep = len(servers) * session.model.path.stat().st_size < _memory_bytes() / 2
     openers = _openers(session, sources, state, keep)
     return [Case(name, openers[name]) for name in names]
@@ -98,9 +98,6 @@ def check_methods(wanted: Sequence[str]) -> None:
         raise ConfigError(f"method {unknown[0]!r} is not known; use {', '.join(ABOUT)}")
 
 
-_SERVER_OPTIONS = {"plain-server": (), **{name: ("--spec-type", name) for name in SERVER_TYPES}}
-
-
 def _memory_bytes() -> float:
     return machine.memory()["memory_available_bytes"] or float("inf")
 
@@ -112,11 +109,11 @@ def _openers(
         file = state / "paper.npz"
         return engine_method(session, **paper_draft(start="inherited", matrix_path=file))
 
-    def draft_server() -> Server:
+    def draft_server() -> Method:
         if sources.draft_model is None:
             raise ConfigError("no draft model was given (--draft-model FILE)")
         options = ("-md", str(sources.draft_model), "--spec-type", sources.draft_type)
-        return Server(session, find_peers(sources.peers), options, keep=keep)
+        return server(options)()
 
     def automatic() -> EngineMethod:
         return EngineMethod(session, lambda: session.decoder, save=session.save_matrix)
@@ -126,7 +123,8 @@ def _openers(
         return drafted(session, RestDrafter(store, session.model.n_vocab))
 
     def server(options: Sequence[str]) -> Callable[[], Method]:
-        return lambda: Server(session, find_peers(sources.peers), options, keep=keep)
+        model, config = session.model, session.target.config
+        return lambda: Server(model, config, find_peers(sources.peers), options, keep=keep)
 
     def program(name: str) -> Callable[[], Method]:
         return lambda: Program(session, find_peers(sources.peers), name)
@@ -143,5 +141,5 @@ def _openers(
         "lookahead": program("llama-lookahead"),
         "lookup": program("llama-lookup"),
         "draft-model": draft_server,
-        **{name: server(options) for name, options in _SERVER_OPTIONS.items()},
+        **{name: server(options) for name, options in SERVER_OPTIONS.items()},
     }

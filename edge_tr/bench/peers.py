@@ -24,9 +24,9 @@ from typing import Any
 from edge_tr.bench.outcome import Outcome
 from edge_tr.errors import ConfigError, EdgeTRError
 from edge_tr.llama.library import version
+from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig
 from edge_tr.paths import cache_dir
-from edge_tr.session import Session
 from edge_tr.target import Int32
 
 _START_S = 300.0
@@ -34,6 +34,12 @@ ANSWER_S = 1800.0
 
 SERVER_TYPES = ("ngram-simple", "ngram-map-k", "ngram-mod", "ngram-cache")
 """The server's ways to speculate without a second model, each with llama.cpp's defaults."""
+
+SERVER_OPTIONS: dict[str, tuple[str, ...]] = {
+    "plain-server": (),
+    **{name: ("--spec-type", name) for name in SERVER_TYPES},
+}
+"""What each method that is a server is started with."""
 
 
 class PeerError(EdgeTRError, RuntimeError):
@@ -90,6 +96,7 @@ class Server:
 
     Parameters
     ----------
+    model, config : the file that it opens, on as many layers of the GPU, and its context.
     folder : of the built programs.
     options : beside those of the context, such as ``--spec-type ngram-mod``.
     keep : let it run from one answer to the next; else it runs only while it answers.
@@ -100,12 +107,17 @@ class Server:
     """
 
     def __init__(
-        self, session: Session, folder: Path, options: Sequence[str], *, keep: bool = True
+        self,
+        model: Model,
+        config: ContextConfig,
+        folder: Path,
+        options: Sequence[str],
+        *,
+        keep: bool = True,
     ) -> None:
-        config = session.target.config
         self._command = [
             str(folder / executable("llama-server")),
-            *common_options(session.model.path, config, session.model.n_gpu_layers),
+            *common_options(model.path, config, model.n_gpu_layers),
             *("-np", "1", "--host", "127.0.0.1", "--cache-ram", "0", "--ctx-checkpoints", "0"),
             *options,
         ]

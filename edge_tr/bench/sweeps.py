@@ -18,7 +18,7 @@ from edge_tr.bench.experiments import AUTO, PAPER, Setup
 from edge_tr.bench.main_table import answers
 from edge_tr.bench.methods import Sources
 from edge_tr.bench.pairs import Record, Records
-from edge_tr.bench.peers import SERVER_TYPES, PeerError, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, Server, find_peers
 from edge_tr.bench.questions import Question
 from edge_tr.bench.rest import build_datastore, standard_library
 from edge_tr.bench.runner import PLAIN, Case, Runner
@@ -251,10 +251,9 @@ def _server_memory(session: Session, sources: Sources, progress: Say) -> list[di
     folder = find_peers(sources.peers)
     prompt = session.prompt_tokens("Write the numbers from one to fifty as words.")
     peaks = {}
-    for name in ("plain-server", *SERVER_TYPES):
+    for name, options in SERVER_OPTIONS.items():
         progress(f"measuring {name}")
-        options = () if name == "plain-server" else ("--spec-type", name)
-        server = Server(session, folder, options)
+        server = Server(session.model, session.target.config, folder, options)
         try:
             server.answer(np.asarray(prompt), 64)
         finally:
