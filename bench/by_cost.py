@@ -47,6 +47,10 @@ class TableCosts(StepCosts):
     total_s = plain_s = 0.0
     n_emitted = 0
 
+    def is_far(self, n_past: int) -> bool:
+        """Never: nothing is measured."""
+        return False
+
     def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:
         """See ``StepCosts``; ``seconds`` is not looked at."""
         seconds = float(self.next_step(n_past)[min(n_tokens, self.max_width)])

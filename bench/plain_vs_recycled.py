@@ -61,7 +61,7 @@ class Recycled:
             template = RecyclingDrafter(candidates.matrix, self._tree, harvest=True)
             return Decoder(self._target, template, n_threads=n_threads)
         assert self._table is not None
-        costs = StepCosts(self._table, self._table.widths[-1])
+        costs = StepCosts(self._table, self._table.widths[-1], on_extend=self._extend)
         recycler = Recycler(
             candidates,
             n_ctx=self._target.n_ctx,
@@ -71,6 +71,9 @@ class Recycled:
         )
         recycler.compile()
         return Decoder(self._target, recycler, costs=costs, n_threads=n_threads)
+
+    def _extend(self, table: CostTable) -> None:
+        self._table = table
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -34,6 +34,11 @@ _DRIFT_WIDE_STEPS = 12
 
 _DRIFT = 1.33
 """Factor on a measured cost from which on the table is no longer believed."""
+
+_FAR = 4
+_FAR_TOKENS = 2048
+"""A context this many times as long as the longest one measured, and of so many tokens, is one of
+which the table knows too little: what was measured by so much off is off many times as much."""
 
 _SURPRISE = 1.5
 """A step counts for at most this many times its expected seconds, or the part of it."""
@@ -105,6 +110,33 @@ class CostTable:
             seconds += slope * over
         return seconds
 
+    def extended(self, n_past: int, seconds: Mapping[int, float]) -> CostTable:
+        """The table with one more context, behind all others.
+
+        Parameters
+        ----------
+        n_past : the context.
+        seconds : of some widths, 1 among them. Between them, and beyond the widest, what a step
+            costs in plain steps changes with the context as it does at the nearest of them.
+
+        Raises
+        ------
+        ConfigError : a context not above the last one, or no plain step.
+        """
+        if 1 not in seconds:
+            raise ConfigError(
+                f"seconds of {sorted(seconds)} tokens are not enough; 1 must be there"
+            )
+        widths = sorted(seconds)
+        last = np.interp(widths, self.widths, self.seconds[-1])
+        dearer = np.log([seconds[width] for width in widths]) - np.log(last)
+        row = np.array(self.seconds[-1]) * np.exp(np.interp(self.widths, widths, dearer))
+        return replace(
+            self,
+            contexts=(*self.contexts, n_past),
+            seconds=(*self.seconds, tuple(row.tolist())),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """For JSON; ``from_dict`` reads it."""
         return asdict(self)
@@ -146,11 +178,13 @@ class StepCosts:
     on_drift : called once, when plain steps, or steps of another width beside plain ones, have
         come to take a third more or a quarter less than was measured; the table should be
         measured anew when there is time.
+    on_extend : called with the table when it has got another context, which should be kept.
 
     Attributes
     ----------
     rate : generated tokens per second over the last steps of the text; 0 before the first one. It
         is what a second is worth.
+    change_s : see ``CostTable``; 0 without one.
     """
 
     def __init__(
@@ -158,6 +192,7 @@ class StepCosts:
         table: CostTable | None = None,
         max_width: int = 1,
         on_drift: Callable[[], None] = lambda: None,
+        on_extend: Callable[[CostTable], object] = lambda table: None,
     ) -> None:
         self.table = table
         self.max_width = max_width
@@ -172,10 +207,12 @@ class StepCosts:
         self._seen: dict[int, float] = {}
         self._row = np.zeros(0)
         self._row_of = -1
-        self._change_s = table.change_s if table is not None else 0.0
+        self.change_s = table.change_s if table is not None else 0.0
         self._last_width = 1
         self._log_drift = 0.0
         self._on_drift: Callable[[], None] | None = on_drift
+        self._on_extend = on_extend
+        self._n_tried = 0
 
     @property
     def corrections(self) -> Float64:
@@ -203,9 +240,9 @@ class StepCosts:
         ------
         ConfigError : no table was given.
         """
-        seconds = self.steady(n_past) + self._change_s
+        seconds = self.steady(n_past) + self.change_s
         if self._last_width <= self.max_width:
-            seconds[self._last_width] -= self._change_s
+            seconds[self._last_width] -= self.change_s
         return seconds
 
     def _table_row(self, n_past: int) -> Float64:
@@ -215,6 +252,26 @@ class StepCosts:
             self._row_of = n_past // 32
             self._row = self.table.at(n_past, self.max_width)
         return self._row
+
+    def is_far(self, n_past: int) -> bool:
+        """Whether steps should be measured behind so many tokens, once, with ``extend`` after."""
+        if self.table is None or self.max_width < 2:
+            return False
+        return n_past >= max(_FAR_TOKENS, _FAR * max(self.table.contexts[-1], self._n_tried))
+
+    def extend(self, n_past: int, seconds: Mapping[int, float]) -> None:
+        """Take what steps of some widths cost behind ``n_past`` tokens into the table; nothing
+        where they could not be measured."""
+        self._n_tried = n_past
+        if self.table is None or not seconds:
+            return
+        usual = {width: s / self._pace for width, s in seconds.items()}
+        self.table = self.table.extended(n_past, usual)
+        self._row_of = -1
+        self._factor[:] = 1.0
+        self._n_seen[2:] = 0
+        if self._on_drift is not None:
+            self._on_extend(self.table)
 
     def forget_rate(self) -> None:
         """Another text begins, in which a second may be worth less."""
@@ -234,7 +291,7 @@ class StepCosts:
                 self._follow_drift(seconds / measured)
             expected = measured * self._pace * float(self._factor[n_tokens])
             if n_tokens != self._last_width:
-                expected += self._change_s
+                expected += self.change_s
             # One step that took far longer says little: something else ran.
             surprise = math.log(min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE))
             surprise *= max(_CORRECTION, 0.4 / (1 + int(self._n_seen[n_tokens])))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from . import store
@@ -10,7 +11,7 @@ from .adjacency import AdjacencyMatrix
 from .candidates import Candidates
 from .config import DraftConfig
 from .cost import StepCosts
-from .cost_cache import KnownTarget, cost_key, costs_of, forget_costs
+from .cost_cache import KnownTarget, cost_key, costs_of, forget_costs, save_costs
 from .draft import Drafter, RecyclingDrafter
 from .errors import ConfigError, MatrixFileError
 from .generate import Decoder
@@ -129,7 +130,9 @@ class Engine:
             )
         table = costs_of(target, k=config.k, n_threads=n_threads, progress=self._progress)
         key = cost_key(target, config.k, n_threads)
-        costs = StepCosts(table, table.widths[-1], lambda: forget_costs(key))
+        costs = StepCosts(
+            table, table.widths[-1], lambda: forget_costs(key), partial(save_costs, key)
+        )
         recycler = Recycler(
             self.candidates,
             n_ctx=target.n_ctx,

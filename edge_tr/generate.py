@@ -12,6 +12,7 @@ from .cost import StepCosts
 from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from .lanes import LaneCache
+from .measure import measure_behind
 from .plain import PlainSteps
 from .sampling import Sampler
 from .stats import Stats
@@ -362,9 +363,11 @@ class Decoder:
     def _propose(self, budget: int, stats: Stats) -> bool:
         """Ask the drafter; whether the next step is more than one token."""
         self._plain.learn(stats)
-        started = perf_counter()
         draft, n_past = self._draft, self._lanes.n_past
         n_front = self._n_tokens - n_past
+        if n_front == 1 and self.costs.is_far(n_past):
+            self._measure_here()
+        started = perf_counter()
         draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
         room = min(self.max_width, self.target.n_ctx - n_past) - n_front
         if self.drafter is not None and room > 0 and budget > 1:
@@ -374,6 +377,19 @@ class Decoder:
         self._asking_s = perf_counter() - started
         stats.draft_s += self._asking_s
         return draft.n > 1 or n_front > 1
+
+    def _measure_here(self) -> None:
+        """See once what steps cost behind a text much longer than any that was measured."""
+        self._prefilled = None
+        seconds = measure_behind(
+            self.target,
+            self._topk,
+            self._lanes,
+            self._tokens,
+            max_width=min(self.max_width, self.costs.max_width),
+            change_s=self.costs.change_s,
+        )
+        self.costs.extend(self._lanes.n_past, seconds)
 
     def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
         if self._cancelled:

@@ -17,19 +17,33 @@ class Trial:
     target : its cache is cleared.
     max_width : most tokens of a tree, root included.
     seed : of the text.
+    lanes, tokens : a cache that stays as it is, and the text that it holds with the next token,
+        in place of a random one.
 
     Attributes
     ----------
     tokens : int32[n_ctx], the text; ``lanes.n_past`` tokens of it were read.
     """
 
-    def __init__(self, target: TargetModel, max_width: int, seed: int = 0) -> None:
+    def __init__(
+        self,
+        target: TargetModel,
+        max_width: int,
+        seed: int = 0,
+        *,
+        lanes: LaneCache | None = None,
+        tokens: Int32 | None = None,
+    ) -> None:
         rng = np.random.default_rng(seed)
         self.target = target
         self.max_width = max_width
-        self.tokens: Int32 = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
-        self.lanes = LaneCache(target)
-        self.lanes.recover(0)
+        if tokens is None:
+            tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
+        self.tokens: Int32 = tokens
+        if lanes is None:
+            lanes = LaneCache(target)
+            lanes.recover(0)
+        self.lanes = lanes
         self.batch = Batch(target.n_batch, target.n_lanes)
         self.draft = Draft(max_width)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from edge_tr.cost import StepCosts
 from edge_tr.draft import Draft, RecyclingDrafter
 from edge_tr.target import Float32, Int32
 
@@ -125,10 +126,11 @@ class MoodyDrafter(RecyclingDrafter):
             super().propose(draft, max_nodes=max_nodes, max_depth=max_depth)
 
 
-class FixedCosts:
+class FixedCosts(StepCosts):
     """Costs that never change: ``token_s`` 0 makes redo always cheaper, infinity keep."""
 
     def __init__(self, token_s: float) -> None:
+        super().__init__()
         self._token_s = token_s
 
     def observe(self, n_tokens: int, n_past: int, seconds: float, n_emitted: int) -> None:

@@ -42,6 +42,28 @@ def test_one_context_and_one_width_are_enough() -> None:
     assert CostTable((1,), (0,), ((5.0,),)).at(7, 3).tolist() == [5, 5, 5, 5]
 
 
+def test_another_context_has_the_measured_seconds() -> None:
+    table = TABLE.extended(900, {1: 50.0, 2: 90.0, 4: 100.0, 8: 90.0})
+    assert table.contexts == (100, 300, 900)
+    assert table.at(900, 8)[[1, 2, 4, 8]].tolist() == pytest.approx([50, 90, 100, 90])
+    np.testing.assert_array_equal(table.at(200, 8), TABLE.at(200, 8))
+
+
+def test_widths_without_seconds_grow_as_the_nearest_ones() -> None:
+    table = TABLE.extended(900, {1: 40.0, 2: 60.0})
+    assert table.at(900, 8)[[1, 2, 4, 8]].tolist() == pytest.approx([40, 60, 80, 120])
+
+
+def test_a_context_without_a_plain_step_is_refused() -> None:
+    with pytest.raises(ConfigError, match="1 must be there"):
+        TABLE.extended(900, {2: 1.0})
+
+
+def test_a_context_that_is_not_the_longest_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must rise"):
+        TABLE.extended(300, {1: 1.0})
+
+
 def test_a_table_survives_json() -> None:
     assert CostTable.from_dict(json.loads(json.dumps(TABLE.to_dict()))) == TABLE
 
@@ -186,3 +208,51 @@ def test_a_step_of_another_width_costs_the_change_too() -> None:
     assert costs.next_step(0)[1:].tolist() == [13, 12]
     costs.observe(1, 0, 13.0, 1)
     assert costs.next_step(0)[1:].tolist() == [10, 15]
+
+
+def far(told: list[CostTable]) -> StepCosts:
+    return StepCosts(TABLE, 8, on_extend=told.append)
+
+
+@pytest.mark.parametrize(("n_past", "is_far"), [(1199, False), (2047, False), (2048, True)])
+def test_a_text_far_beyond_the_table_is_to_be_measured(n_past: int, is_far: bool) -> None:
+    assert far([]).is_far(n_past) == is_far
+
+
+def test_nothing_is_far_without_a_table_or_a_draft() -> None:
+    assert not StepCosts().is_far(10**6)
+    assert not StepCosts(TABLE, 1).is_far(10**6)
+
+
+def test_a_context_is_measured_once() -> None:
+    costs = far([])
+    costs.extend(3000, {1: 50.0})
+    assert not costs.is_far(11999)
+    assert costs.is_far(12000)
+
+
+def test_a_context_that_could_not_be_measured_is_not_tried_at_each_step() -> None:
+    told: list[CostTable] = []
+    costs = far(told)
+    costs.extend(3000, {})
+    assert not costs.is_far(3001)
+    assert told == []
+
+
+def test_what_was_measured_is_kept_in_the_time_of_the_table() -> None:
+    told: list[CostTable] = []
+    costs = far(told)
+    for _ in range(200):
+        costs.observe(1, 100, 11.0, 1)  # the machine takes a tenth longer now
+    costs.extend(3000, {1: 55.0, 2: 110.0})
+    assert costs.steady(3000)[1:3].tolist() == pytest.approx([55, 110], rel=0.01)
+    assert told[0].at(3000, 2)[1:].tolist() == pytest.approx([50, 100], rel=0.01)
+
+
+def test_a_table_that_is_no_longer_believed_is_not_kept() -> None:
+    told: list[CostTable] = []
+    costs = far(told)
+    for _ in range(200):
+        costs.observe(1, 100, 20.0, 1)
+    costs.extend(3000, {1: 55.0})
+    assert told == []

@@ -75,7 +75,7 @@ class Case:
     def decoder(self, drafter: Drafter | None) -> tuple[Decoder, FakeTarget]:
         n_lanes = drafter.max_lanes if drafter else 1
         target = FakeTarget(self.model, n_ctx=self.n_ctx, n_batch=self.n_batch, n_lanes=n_lanes)
-        costs: Any = FixedCosts(self.token_s)
+        costs = FixedCosts(self.token_s)
         return Decoder(target, drafter, costs=costs, max_width=self.max_width), target
 
     def generate(
@@ -181,6 +181,23 @@ def test_grown_trees(
         assert case.generate(decoder, target) == case.expected()
     prompt = case.prompt[::-1]
     assert case.generate(decoder, target, prompt) == case.expected(prompt)
+
+
+class FarCosts(StepCosts):
+    """Costs that are to be measured before every step."""
+
+    def is_far(self, n_past: int) -> bool:
+        return True
+
+
+@COUNTED
+@given(case=cases(), max_nodes=st.integers(1, 30))
+def test_measuring_behind_a_text_leaves_no_trace(case: Case, max_nodes: int) -> None:
+    drafter = Recycler(Candidates(AdjacencyMatrix.random(case.model.n_vocab)), n_ctx=case.n_ctx)
+    decoder, target = case.decoder(drafter)
+    decoder.costs = FarCosts(max_width=max_nodes + 1)
+    for _ in range(2):
+        assert case.generate(decoder, target) == case.expected()
 
 
 @COUNTED

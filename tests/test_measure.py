@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from fake_target import FakeTarget
 
 from edge_tr import measure
 from edge_tr.errors import ConfigError
-from edge_tr.measure import measure_costs
+from edge_tr.measure import measure_behind, measure_costs
 from edge_tr.target import Batch, Float32
+from edge_tr.topk import TopK
+from edge_tr.trial import Trial
 
 
 def test_every_width_is_measured_and_the_cache_left_empty() -> None:
@@ -111,3 +114,36 @@ def test_costs_of_a_machine_that_stays_busy_say_so(timed: TimedTarget) -> None:
     lines: list[str] = []
     assert not measure_costs(timed, max_width=8, budget_s=1.0, progress=lines.append).steady
     assert lines[-1] == "the machine was busy with something else; the costs may be wrong"
+
+
+def behind(target: TimedTarget, n_past: int, *, max_width: int = 32) -> dict[int, float]:
+    """Measure behind a text of ``n_past`` tokens; the cache must hold just that afterwards."""
+    tokens = np.arange(target.n_ctx, dtype=np.int32) % target.n_vocab
+    trial = Trial(target, 2, tokens=tokens)
+    trial.read(n_past)
+    seconds = measure_behind(target, TopK(4), trial.lanes, tokens, max_width=max_width)
+    assert target.assert_only_committed(tokens.tolist()) == n_past == trial.lanes.n_past
+    return seconds
+
+
+def test_steps_behind_a_text_are_measured_and_taken_back(timed: TimedTarget) -> None:
+    seconds = behind(timed, 100)
+    assert seconds == pytest.approx({n: 0.010 + 0.002 * n for n in (1, 2, 4, 8, 16)})
+
+
+@pytest.mark.parametrize(
+    ("n_past", "max_width", "widths"), [(195, 32, [1, 2, 4]), (100, 9, [1, 2, 4, 8])]
+)
+def test_no_step_behind_a_text_is_too_wide(
+    timed: TimedTarget, n_past: int, max_width: int, widths: list[int]
+) -> None:
+    assert list(behind(timed, n_past, max_width=max_width)) == widths
+
+
+def test_nothing_is_measured_where_no_draft_fits(timed: TimedTarget) -> None:
+    assert behind(timed, 199) == {}
+
+
+def test_nothing_is_found_while_the_machine_is_busy(timed: TimedTarget) -> None:
+    timed.busy_until = 12  # in the first of the two plain steps that are compared
+    assert behind(timed, 100) == {}

@@ -48,3 +48,13 @@ def test_costs_are_measured_when_a_model_is_opened_first(
     open_session(tiny_model).close()  # once more, where the machine was busy
     monkeypatch.setattr(cost_cache, "measure_costs", None)
     open_session(tiny_model).close()
+
+
+def test_costs_behind_a_long_text_are_kept(tiny_model: TinyModel) -> None:
+    open_session(tiny_model).close()
+    with open_session(tiny_model) as session:  # measured once more, where the machine was busy
+        session.decoder.costs.extend(3000, {1: 1.0})
+    with open_session(tiny_model) as session:
+        table = session.decoder.costs.table
+        assert table is not None
+        assert table.contexts[-1] == 3000
