@@ -173,7 +173,10 @@ class Completion:
     def _check_grammar(self, grammar: str) -> None:
         sampler = self._lib.llama_sampler_init_grammar(self._vocab, grammar.encode(), b"root")
         if not sampler:
-            raise ConfigError("the grammar cannot be read; it must be GBNF with a rule named root")
+            raise ConfigError(
+                "the grammar cannot be read; it must be GBNF with a rule named root; llama.cpp's "
+                "own reason is on stderr"
+            )
         self._lib.llama_sampler_free(sampler)
 
 
@@ -236,4 +239,5 @@ def schema_grammar(schema: Any) -> str:
     try:
         return str(json_schema_to_gbnf(json.dumps(schema)))
     except Exception as error:  # it raises whatever the schema made it stumble on
-        raise ConfigError(f"the JSON schema cannot be followed: {error!r}") from None
+        why = str(error) or type(error).__name__
+        raise ConfigError(f"the JSON schema cannot be followed: {why}") from None

@@ -238,7 +238,10 @@ class Decoder:
             step = self._open_prefilled(stats)
             self._walk(step, sampler, stop_tokens, once=False)
             self._close_step()
-        emitted = step.emitted
+            emitted = step.emitted
+            goes_on = budget > 1 and emitted[-1] not in stop_tokens
+            if goes_on and self.costs.is_far(self._lanes.n_past):
+                self._measure_here()
         seconds = perf_counter() - started
         stats.prefill_s += seconds
         stats.total_s += seconds
@@ -363,11 +366,9 @@ class Decoder:
     def _propose(self, budget: int, stats: Stats) -> bool:
         """Ask the drafter; whether the next step is more than one token."""
         self._plain.learn(stats)
+        started = perf_counter()
         draft, n_past = self._draft, self._lanes.n_past
         n_front = self._n_tokens - n_past
-        if n_front == 1 and self.costs.is_far(n_past):
-            self._measure_here()
-        started = perf_counter()
         draft.reset(int(self._tokens[self._n_tokens - 1]), n_past=n_past, n_front=n_front)
         room = min(self.max_width, self.target.n_ctx - n_past) - n_front
         if self.drafter is not None and room > 0 and budget > 1:
@@ -379,7 +380,7 @@ class Decoder:
         return draft.n > 1 or n_front > 1
 
     def _measure_here(self) -> None:
-        """See once what steps cost behind a text much longer than any that was measured."""
+        """See what steps cost behind a prompt much longer than any text that was measured."""
         self._prefilled = None
         seconds = measure_behind(
             self.target,

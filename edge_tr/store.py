@@ -184,7 +184,7 @@ def check_own(path: Path) -> None:
 def _remedy(path: Path) -> str:
     if path.parent == data_dir() / "matrices":
         return "`edge-tr matrix reset` deletes it, to start empty"
-    return f"use another path, or `edge-tr matrix reset --file {path.name}` to start empty"
+    return f"use another path, or `edge-tr matrix reset --file {path}` to start empty"
 
 
 def _pack(

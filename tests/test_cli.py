@@ -176,6 +176,7 @@ def test_the_context_that_llama_cpp_made_is_told(run: Callable[..., Result]) -> 
         (["-f", "-"], b"\xff\xfe\xff", "stdin is not UTF-8"),
         (["Hello", "-f", "x.txt"], b"", "x.txt cannot be read"),
         ([""], b"", "the prompt is empty"),
+        ([" \n"], b"", "the prompt is empty"),
         ([], b"", "the prompt is empty"),
         (["--no-chat", ""], b"", "the prompt is empty"),
         (["Hello", "--max-tokens", "-1"], b"", "--max-tokens -1"),
@@ -193,9 +194,10 @@ def test_the_context_that_llama_cpp_made_is_told(run: Callable[..., Result]) -> 
         (["Hello", "--tree", "0"], b"", "--tree 0"),
         (["Hello", "--tree", "81"], b"", "--tree 81"),
         (["Hello", "--tree", "b:3,x"], b"", "--tree b:3,x"),
-        (["Hello", "--tree", "b:99"], b"", "breadth 99"),
+        (["Hello", "--tree", "b:99"], b"", "--tree b:99 is not allowed: breadth 99"),
+        (["Hello", "--tree", ""], b"", "there is no such file"),
         (["Hello", "--tree", "missing.json"], b"", "--tree missing.json"),
-        (["Hello", "--bogus"], b"", "--bogus"),
+        (["Hello", "--bogus"], b"", "unrecognized arguments: --bogus; see edge-tr run --help"),
     ],
 )
 def test_a_value_that_is_not_allowed_is_one_line(
@@ -215,7 +217,7 @@ def test_a_tree_file_that_is_no_tree(
 ) -> None:
     file = tmp_path / "tree.json"
     file.write_text(content)
-    one_line(run("Hello", "--tree", file), 2)
+    assert f"--tree {file} is not allowed" in one_line(run("Hello", "--tree", file), 2)
 
 
 def test_every_tree_gives_the_same_text(run: Callable[..., Result], tmp_path: Path) -> None:

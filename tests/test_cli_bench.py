@@ -218,6 +218,12 @@ def test_the_page_is_drawn_anew(run: Bench, tmp_path: Path) -> None:
         (("main", "a.json"), "only compare takes files"),
         (("tree", "--values", "3"), "--values does nothing in tree"),
         (("tree", "--methods", "auto"), "--methods does nothing in tree"),
+        (("--tokens", "1"), "--tokens 1 is not allowed; it must be 2 or more"),
+        (("--per-category", "0"), "--per-category 0 is not allowed; it must be 1 or more"),
+        (("--datastore", "none.txt"), "--datastore none.txt does not exist"),
+        (("--draft-model", "none.gguf"), "--draft-model none.gguf does not exist"),
+        (("--out", __file__), "it must be a folder"),
+        (("--questions", "none"), "none does not exist"),
     ],
 )
 def test_wrong_usage_is_told(run: Bench, arguments: tuple[str, ...], words: str) -> None:

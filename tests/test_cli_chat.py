@@ -150,11 +150,21 @@ def test_a_command_that_fails(chat: Chat, line: str, told: str) -> None:
 
 
 def test_a_message_that_does_not_fit(chat: Chat, tmp_path: Path) -> None:
-    _, out, err = chat("word " * 600, "Hello", f"/save {tmp_path / 'c.json'}")
+    _, out, err = chat("Hello", "word " * 600, f"/save {tmp_path / 'c.json'}")
     assert "a context of 512 holds" in err
     assert "/drop forgets the oldest message" in err
-    assert saved(tmp_path / "c.json")[0]["content"] == "Hello"
+    assert [m["content"] for m in saved(tmp_path / "c.json")[::2]] == ["Hello"]
     assert out
+
+
+def test_a_first_message_that_does_not_fit_needs_more_room(chat: Chat) -> None:
+    err = chat("word " * 600)[2]
+    assert "--ctx makes more room" in err
+    assert "/drop" not in err
+
+
+def test_a_block_that_does_not_end_is_a_message(chat: Chat) -> None:
+    assert chat('"""', "Hello")[1]
 
 
 def test_an_answer_that_fills_the_context(chat: Chat) -> None:

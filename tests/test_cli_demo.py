@@ -139,3 +139,14 @@ def test_the_table_has_a_line_for_each_run() -> None:
 
 def test_runs_without_a_step_compare(demo: Demo) -> None:
     assert "nothing was drafted" in demo("--max-tokens", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [(("--max-tokens", "0"), "--max-tokens 0"), (("--prompt", " "), "the prompt is empty")],
+)
+def test_what_cannot_be_compared_is_refused(
+    capsys: pytest.CaptureFixture[str], arguments: tuple[str, str], told: str
+) -> None:
+    assert main(["demo", *arguments]) == 2
+    assert told in capsys.readouterr().err

@@ -79,8 +79,9 @@ def test_measuring_is_told(
     assert "measuring decode steps behind" in serve("--port", 0, "--threads", 1)[1]
 
 
-def test_a_model_that_is_missing(serve: Callable[..., tuple[int, str]]) -> None:
-    code, err = serve("-m", "missing.gguf", "--port", 0)
+@pytest.mark.parametrize("option", ["-m", "--embedding-model"])
+def test_a_model_that_is_missing(serve: Callable[..., tuple[int, str]], option: str) -> None:
+    code, err = serve(option, "missing.gguf", "--port", 0)
     assert code == 3
     assert "missing.gguf" in err
 

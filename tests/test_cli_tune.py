@@ -216,15 +216,16 @@ def test_a_faster_setting_is_recommended(monkeypatch: pytest.MonkeyPatch) -> Non
     lines = alternatives(monkeypatch, {"slow": 2.0, "fast": 0.5, "mid": 0.8})
     assert [line.split(":")[0] for line in lines[1:4]] == ["  slow", "  fast", "  mid"]
     assert lines[4:] == [
-        "Clearly faster with fast: 100% behind 64 tokens, 100% behind 256 tokens.",
-        "Clearly faster with mid: 25% behind 64 tokens, 25% behind 256 tokens.",
+        "Clearly faster with fast: +100% behind 64 tokens, +100% behind 256 tokens.",
+        "Clearly faster with mid: +25% behind 64 tokens, +25% behind 256 tokens.",
         "Nothing was changed; the choice is yours.",
     ]
 
 
 def test_a_setting_that_is_faster_at_one_length_is_told_with_it() -> None:
     long = tuning.Alternative(setting("long"), {64: (100.0, 80.0), 256: (50.0, 60.0)})
-    assert "Clearly faster with long: 20% behind 256 tokens." in tune._recommendations([long], 0.0)
+    told = "Clearly faster with long: -20% behind 64 tokens, +20% behind 256 tokens."
+    assert told in tune._recommendations([long], 0.0)
 
 
 def test_a_setting_that_is_hardly_faster_is_not_recommended(

@@ -63,6 +63,8 @@ def test_an_unknown_argument_is_named(open_tiny: Open) -> None:
     ("options", "words"),
     [
         ({"speculative": "on"}, "speculative 'on' is not allowed"),
+        ({"exact": "yes"}, "exact 'yes' is not allowed"),
+        ({"matrix_path": 5}, "matrix_path 5 is not allowed"),
         ({"speculative": [[0], [0, 1, 2]]}, "has no parent"),
         ({"n_ctx": -1, "speculative": "of"}, "speculative 'of'"),
     ],

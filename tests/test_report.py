@@ -141,6 +141,14 @@ def test_the_report_goes_to_a_file(
     assert capsys.readouterr().out == ""
 
 
+def test_a_report_that_cannot_be_written_measures_nothing(
+    told: list[Path | None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["doctor", "--report", str(tmp_path / "missing" / "report.json")]) == 2
+    assert "report.json cannot be written" in capsys.readouterr().err
+    assert told == []
+
+
 def test_without_a_model_the_machine_is_still_told(
     told: list[Path | None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -51,7 +51,7 @@ def test_a_text_of_a_length_that_is_not_allowed(embedder: Embedder, text: str, n
 
 def test_a_file_that_is_missing(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError):
-        Embedder(tmp_path / "missing.gguf").embed(["the"])
+        Embedder(tmp_path / "missing.gguf")
 
 
 def test_closing_twice(embedder: Embedder) -> None:

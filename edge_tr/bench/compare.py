@@ -22,7 +22,9 @@ def read_result(path: Path) -> dict[str, Any]:
     """
     try:
         found = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
         raise ConfigError(f"{path} cannot be read as a result: {error}") from error
     if not isinstance(found, dict) or "experiment" not in found or "answers" not in found:
         raise ConfigError(f"{path} is not a result of edge-tr bench")

@@ -53,7 +53,8 @@ def load_questions(path: Path | None = None) -> list[Question]:
     files = [directory / name for name in _FILES if (directory / name).is_file()]
     if not files:
         if path is not None:
-            raise ConfigError(f"{path} holds neither {_FILES[0]} nor {_FILES[1]}")
+            what = f"holds neither {_FILES[0]} nor {_FILES[1]}"
+            raise ConfigError(f"{path} {what if path.exists() else 'does not exist'}")
         files = [_OWN]
     return [question for file in files for question in read_questions(file)]
 

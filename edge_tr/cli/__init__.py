@@ -63,7 +63,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ------
     SystemExit : after --help and --version, and on wrong usage.
     """
-    args = make_parser().parse_args(argv)
+    words = sys.argv[1:] if argv is None else argv
+    args, unknown = make_parser().parse_known_args(words)
+    if unknown:
+        note(f"error: unrecognized arguments: {' '.join(unknown)}; see edge-tr {words[0]} --help")
+        return USAGE
     prepare_stdout()
     try:
         code: int = args.command(args)

@@ -154,6 +154,17 @@ def run(args: argparse.Namespace) -> int:
         if value is not None and args.experiment not in users:
             used = ", ".join(users)
             raise ConfigError(f"{flag} does nothing in {args.experiment}; only in {used}")
+    for flag, number, least in (
+        ("--per-category", args.per_category, 1),
+        ("--tokens", args.tokens, 2),
+    ):
+        if number is not None and number < least:
+            raise ConfigError(f"{flag} {number} is not allowed; it must be {least} or more")
+    for flag, file in (("--datastore", args.datastore), ("--draft-model", args.draft_model)):
+        if file is not None and not file.is_file():
+            raise ConfigError(f"{flag} {file} does not exist")
+    if args.out is not None and args.out.exists() and not args.out.is_dir():
+        raise ConfigError(f"--out {args.out} is not allowed; it must be a folder")
     options.prepare_llama(args)
     if args.peers is not None:
         from edge_tr.bench.peers import find_peers

@@ -6,7 +6,7 @@ import argparse
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from edge_tr.cli import options
@@ -123,8 +123,9 @@ def read_message(is_terminal: bool) -> str:
     line = _read_line("> " if is_terminal else "")
     lines = []
     if line.strip() == BLOCK:
-        while (line := _read_line("| " if is_terminal else "")).strip() != BLOCK:
-            lines.append(line)
+        with suppress(EOFError):  # the end of the input ends the block too
+            while (line := _read_line("| " if is_terminal else "")).strip() != BLOCK:
+                lines.append(line)
         return "\n".join(lines)
     while line.endswith("\\"):
         lines.append(line[:-1])

@@ -81,9 +81,9 @@ class Conversation:
                 )
             )
         except PromptTooLongError as error:
+            drop = "/drop forgets the oldest message and its answer, /reset all of them, and "
             raise ConfigError(
-                f"{error}; /drop forgets the oldest message and its answer, /reset all of them, "
-                "and --ctx makes more room"
+                f"{error}; {drop if len(self._turns) > 1 else ''}--ctx makes more room"
             ) from None
         tell(session, n_told)
         if answer.output_closed:
@@ -169,7 +169,11 @@ _COMMANDS: dict[str, tuple[Callable[[Conversation, str], None], str, str]] = {
     "/help": (Conversation.help, "", "tell the commands"),
     "/stats": (Conversation.stats, "", "tell what the last answer did"),
     "/system": (Conversation.system, "TEXT", "change the instructions; without TEXT tell them"),
-    "/retry": (Conversation.retry, "", "answer the last message once more"),
+    "/retry": (
+        Conversation.retry,
+        "",
+        "answer the last message once more (another way with --temp)",
+    ),
     "/drop": (Conversation.drop, "", "forget the oldest message and its answer"),
     "/reset": (Conversation.reset, "", "forget the conversation"),
     "/save": (Conversation.save, "FILE", "write the conversation to a file, as JSON"),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from edge_tr.cli import comparison, options
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import note, write
+from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_tr.session import Session
@@ -68,6 +69,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the comparison and show it."""
+    if args.max_tokens < 1:
+        raise ConfigError(f"--max-tokens {args.max_tokens} is not allowed; it must be 1 or more")
+    if not args.prompt.strip():
+        raise ConfigError("the prompt is empty")
     options.prepare_llama(args)
     path = options.model_path(args)
     guard = Interruptible()
@@ -79,9 +84,9 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
 
     demo = _Demo(args, path, guard)
     paper = TreeTemplate.paper()
+    reason = demo.prepare(paper)
     if not args.json:
         write(f"{path.name} is asked:\n\n{args.prompt}\n\nIt answers:\n\n")
-    reason = demo.prepare(paper)
     before = demo.measure("plain decoding", "off", show=not args.json)
     comparisons = []
     for name, tree in (

@@ -18,7 +18,7 @@ is reported like anything else. The exit code is 1 when the build or the model d
 
 --report makes a file to send to us: the same facts, what decode steps of 1 to 81 tokens cost here,
 which of them are bit-equal, and whether drafted texts equal plain ones, all with the default model
-or the one of -m. It holds no path and no name of a user or machine. It takes two minutes.
+or the one of -m. It holds no path and no name of a user or machine. It takes up to two minutes.
 """
 
 
@@ -55,6 +55,8 @@ def run(args: argparse.Namespace) -> int:
     from edge_tr import doctor
 
     if args.report is not None:
+        if args.report != "-":
+            options.check_writable("--report", Path(args.report))
         return _report(args)
     model = None if args.model is None else options.model_path(args)
     found = doctor.report(model, n_gpu_layers=args.gpu_layers)

@@ -36,7 +36,11 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         action = actions.add_parser(name, parents=[common], help=what, description=what)
         options.add_model(action)
         action.add_argument(
-            "--k", type=int, default=8, metavar="K", help="candidates of each row (default 8)"
+            "--k",
+            type=int,
+            default=8,
+            metavar="K",
+            help="candidates of each row (1 to 16, default 8)",
         )
         action.add_argument(
             "--file", type=Path, metavar="FILE", help="this file, whatever the model"
@@ -52,8 +56,10 @@ def _file(args: argparse.Namespace) -> Path:
         return Path(args.file)
     options.prepare_llama(args)
     from edge_tr import store
+    from edge_tr.config import DraftConfig
     from edge_tr.llama.model import Model
 
+    options.configured(DraftConfig, args, {"k": "k"})
     with Model(options.model_path(args)) as model:
         return store.default_path(model.fingerprint(), args.k)
 
@@ -70,7 +76,8 @@ def show(args: argparse.Namespace) -> int:
 
     file = _file(args)
     if not file.exists():
-        raise MatrixFileError(f"no matrix is saved at {file}; `edge-tr run` makes one")
+        run = "edge-tr run" if args.k == 8 else f"edge-tr run --k {args.k}"
+        raise MatrixFileError(f"no matrix is saved at {file}; `{run}` makes one")
     header = store.read_header(file)
     acceptance = _acceptance(store.read_extra(file).get("rank_counts"))
     if args.json:

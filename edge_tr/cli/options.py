@@ -15,7 +15,6 @@ from edge_tr.errors import ConfigError, ModelFileError
 if TYPE_CHECKING:
     from edge_tr.config import DraftConfig, SamplingConfig
     from edge_tr.llama.target import ContextConfig
-    from edge_tr.tree import TreeTemplate
 
 T = TypeVar("T")
 
@@ -87,7 +86,8 @@ def add_context(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--ctx",
         type=int,
         metavar="N",
-        help="tokens of prompt and answer together (default 4096; 0: as the model was trained)",
+        help="tokens of prompt and answer together, which llama.cpp rounds up to a multiple of 256 "
+        "(default 4096; 0: as the model was trained)",
     )
     group.add_argument("--threads", type=int, metavar="N", help="CPU threads (default: all cores)")
     group.add_argument(
@@ -177,6 +177,7 @@ def prepare_llama(args: argparse.Namespace) -> None:
     """
     from edge_tr.build_check import require_working_build
 
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger would write to stdout
     require_working_build()
     if args.verbose:
         from edge_tr.llama.library import log_to_stderr
@@ -277,28 +278,39 @@ def parse_tree(text: str) -> Any:
         if not 1 <= int(text) <= paper.n_nodes:
             raise ConfigError(f"--tree {text} is not allowed; use {_TREES}")
         return paper.prefix(int(text))
-    if text.startswith("b:"):
-        try:
-            breadths = [int(number) for number in text[2:].split(",")]
-        except ValueError:
-            raise ConfigError(f"--tree {text} is not allowed; use {_TREES}") from None
-        return TreeTemplate.from_breadths(breadths)
-    return _read_tree(text)
+    try:
+        if text.startswith("b:"):
+            return TreeTemplate.from_breadths([int(number) for number in text[2:].split(",")])
+        return TreeTemplate(_read_paths(text))
+    except ValueError as error:
+        why = f"{error}; " if isinstance(error, ConfigError) else ""
+        raise ConfigError(f"--tree {text} is not allowed: {why}use {_TREES}") from None
 
 
-def _read_tree(name: str) -> TreeTemplate:
-    from edge_tr.tree import TreeTemplate
-
+def _read_paths(name: str) -> list[list[int]]:
+    if not Path(name).is_file():
+        raise ConfigError("there is no such file")
     try:
         content = json.loads(Path(name).read_text("utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"--tree {name} is not allowed; use {_TREES}") from None
     except (OSError, ValueError) as error:
-        raise ConfigError(f"--tree: {name} cannot be read as JSON: {error}") from None
+        raise ConfigError(f"it cannot be read as JSON: {error}") from None
     paths = content.get("paths") if isinstance(content, dict) else content
     if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
-        raise ConfigError(f"--tree: {name} holds no list of rank paths, such as [[0], [1], [0, 0]]")
-    return TreeTemplate(paths)
+        raise ConfigError("it holds no list of rank paths, such as [[0], [1], [0, 0]]")
+    return paths
+
+
+def check_writable(flag: str, file: Path) -> None:
+    """See, before work that takes long, that a file can be written.
+
+    Raises
+    ------
+    ConfigError : it is a folder, or its own folder is missing or closed to us.
+    """
+    if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise ConfigError(
+            f"{flag} {file} cannot be written; it must be a file in a folder of yours"
+        )
 
 
 def model_path(args: argparse.Namespace) -> Path:

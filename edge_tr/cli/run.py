@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Answers one prompt. The answer goes to stdout as it is written, statistics to stderr.
-The prompt is PROMPT, the file of -f, both one below the other, or stdin.
+The prompt is PROMPT, the files of -f, both one below the other, or, without either, stdin.
 Ctrl-C stops: what was written stays.
 """
 _EPILOG = """\
@@ -49,8 +49,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-f",
         "--file",
+        action="append",
+        default=[],
         metavar="FILE",
-        help="read the prompt, or what PROMPT is about, from a file (- is stdin)",
+        help="read the prompt, or what PROMPT is about, from a file (- is stdin; repeatable)",
     )
     options.add_model(parser)
     parser.add_argument("--system", metavar="TEXT", help="instructions before the prompt")
@@ -138,10 +140,10 @@ def _run(
 def _read_prompt(args: argparse.Namespace) -> str:
     """The prompt; of a file or stdin the last line break is dropped."""
     texts = [] if args.prompt is None else [str(args.prompt)]
-    if args.file is not None or not texts:
-        texts.append(_read_file(args.file or "-").removesuffix("\n").removesuffix("\r"))
+    for name in args.file or ([] if texts else ["-"]):
+        texts.append(_read_file(name).removesuffix("\n").removesuffix("\r"))
     text = "\n\n".join(part for part in texts if part)
-    if not text:
+    if not text.strip():
         raise ConfigError("the prompt is empty")
     return text
 

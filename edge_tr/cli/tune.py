@@ -98,6 +98,8 @@ def run(args: argparse.Namespace) -> int:
 
     if args.seconds <= 0:
         raise ConfigError(f"--seconds {args.seconds} is not allowed; it must be above 0")
+    if args.svg:
+        options.check_writable("--svg", args.svg)
     recording = read_recording(args.acceptance or DEFAULT_RECORDING)
     if args.cost is not None:
         for option in ("model", "ctx", "threads", "batch", "flash_attn", "rpc"):
@@ -237,9 +239,9 @@ def _recommendations(others: list[Alternative], drift: float) -> list[str]:
     faster = []
     for other in sorted(others, key=lambda other: -other.gain):
         gains = {n: this / own - 1 for n, (own, this) in other.tps.items()}
-        where = [f"{gain:.0%} behind {n} tokens" for n, gain in gains.items() if gain >= least]
-        if where:
-            faster.append(f"Clearly faster with {other.setting.name}: {', '.join(where)}.")
+        if max(gains.values()) >= least:
+            where = ", ".join(f"{gain:+.0%} behind {n} tokens" for n, gain in gains.items())
+            faster.append(f"Clearly faster with {other.setting.name}: {where}.")
     lines += faster or ["None of them is clearly faster."]
     return [*lines, "Nothing was changed; the choice is yours."]
 

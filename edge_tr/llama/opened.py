@@ -72,6 +72,12 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
                     "TreeTemplate or a list of rank paths"
                 )
             speculative = TreeTemplate(speculative)
+        if not isinstance(exact, bool):
+            raise ConfigError(f"exact {exact!r} is not allowed; it must be True or False")
+        if not (matrix_path in (None, False) or isinstance(matrix_path, (str, os.PathLike))):
+            raise ConfigError(
+                f"matrix_path {matrix_path!r} is not allowed; it must be a path, None or False"
+            )
         self._own: dict[str, Any] = {
             "speculative": speculative,
             "exact": exact,

@@ -24,10 +24,15 @@ class Embedder:
     ----------
     path : the GGUF file; an encoder or a model that generates text.
     n_threads, n_gpu_layers : as for generation.
+
+    Raises
+    ------
+    ModelFileError : it is missing, damaged or no GGUF file.
     """
 
     def __init__(self, path: Path, *, n_threads: int | None = None, n_gpu_layers: int = 0) -> None:
         self._path = path
+        self._info = inspect(path)
         threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
         self._options = {"n_gpu_layers": n_gpu_layers, **threads}
         self._llm: Any = None
@@ -54,7 +59,7 @@ class Embedder:
         if self._llm is None:
             import llama_cpp
 
-            info = inspect(self._path)
+            info = self._info
             n_ctx = min(info.n_ctx_train or _MAX_TOKENS, _MAX_TOKENS)
             is_encoder = info.kind == "unsupported"
             try:

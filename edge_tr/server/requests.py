@@ -147,8 +147,10 @@ def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -
         n_logprobs = request.logprobs
     try:
         bias = {int(token): float(value) for token, value in (request.logit_bias or {}).items()}
-    except ValueError as error:
-        raise RequestError(400, f"logit_bias: {error}", param="logit_bias") from None
+    except ValueError:
+        raise RequestError(
+            400, "logit_bias is not allowed; its keys must be token ids", param="logit_bias"
+        ) from None
     return CompletionConfig(
         max_tokens=None if limit == -1 else limit,
         stops=stops,

@@ -136,7 +136,7 @@ class Service:
         except QueueFullError:
             raise RequestError(
                 503,
-                f"{self.config.max_waiting} requests wait already; try again later",
+                f"the server is busy; {self.config.max_waiting} requests may wait, try again later",
                 code="queue_full",
                 headers={"Retry-After": "1"},
             ) from None
