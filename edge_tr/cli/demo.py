@@ -16,17 +16,18 @@ if TYPE_CHECKING:
     from edge_tr.session import Session
 
 PROMPT = """\
-Here is a Python function:
+Correct the spelling mistakes in this letter and return the whole letter:
 
-```python
-def total(numbers):
-    result = 0
-    for number in numbers:
-        result = result + number
-    return result
-```
+Dear Ms Okafor,
 
-Change it so that it skips negative numbers, and explain the new function."""
+thank you for you're letter of 3 May. The kitchen window that you ordered has arived at our
+workshop, and we would like to fit it on Tuesday. Our two carpenters need about four hours. Please
+move the table and the chairs away from the window, so that they can reach it, and let the dog stay
+in another room. The old window will be taken away at no cost. If Tuesday does not suit you, call
+us before Friday and we will find another day.
+
+Yours sincerely,
+Anna Lindqvist"""
 
 _SETTING = (
     "Each run starts with an empty matrix. Flash attention and a q8_0 cache are in use: with them\n"
@@ -36,7 +37,8 @@ _DESCRIPTION = """\
 Answers one prompt with plain decoding and with Token Recycling: with the paper's tree of 80
 nodes, with a small tree, and with the tree that edge-tr picks itself. Shows whether the text
 is the same, how fast each was, and whether drafting paid on this machine. Plain decoding runs
-before and after each of them, since a machine's speed drifts.
+before and after each of them, since a machine's speed drifts. The prompt asks for a corrected copy
+of a letter, the kind of text that gains most; prose gains less (--prompt).
 """
 
 
