@@ -90,10 +90,8 @@ class CostTable:
     def at(self, n_past: int, max_width: int) -> Float64:
         """float64[max_width + 1]; seconds of 0 to ``max_width`` tokens behind ``n_past``.
 
-        Between two measured widths the dearer of the two: kernels take tokens by tiles and what is
-        left over one by one, so that a width in between costs at least as much as the next whole
-        tile. Linear between the measured contexts, and beyond all with the last slope, never
-        falling. Entry 0 repeats entry 1.
+        Linear between the measured widths and contexts, and beyond them with the last slope,
+        never falling. Entry 0 repeats entry 1.
         """
         table = np.array(self.seconds)
         low = high = table[0]
@@ -105,10 +103,7 @@ class CostTable:
         row = low + max(0.0, share) * (high - low)
         wanted = np.arange(max_width + 1, dtype=np.float64)
         wanted[0] = 1
-        known = np.minimum(wanted, self.widths[-1])
-        below = np.searchsorted(self.widths, known, "right") - 1
-        above = np.searchsorted(self.widths, known, "left")
-        seconds: Float64 = np.maximum(row[below], row[above])
+        seconds: Float64 = np.interp(wanted, self.widths, row)
         if max_width > self.widths[-1] and len(row) > 1:
             slope = max(0.0, (row[-1] - row[-2]) / (self.widths[-1] - self.widths[-2]))
             over = np.maximum(0.0, wanted - self.widths[-1])

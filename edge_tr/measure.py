@@ -140,8 +140,7 @@ def _sample(
     meter.step(1)
     first = [w for w in widths if w <= 8]
     coarse = [w for w in widths if w in (16, 32) or w == widths[-1]]
-    rest = [w for w in widths if w not in first + coarse]
-    for width in (first + coarse + rest) + (first + coarse) + widths * 8:
+    for width in first + coarse + (first + coarse + widths) + widths * 8:
         seen = samples.setdefault((n_past, width), [])
         expected_s = width / 8 * max(samples.get((n_past, 8)) or [0.0])
         if (width > 8 or seen) and perf_counter() + expected_s > stop:

@@ -13,18 +13,12 @@ INF = float("inf")
 TABLE = CostTable((1, 2, 4, 8), (100, 300), ((10.0, 12.0, 12.0, 20.0), (20.0, 30.0, 40.0, 60.0)))
 
 
-def test_a_width_between_two_measured_ones_costs_as_the_dearer() -> None:
-    assert TABLE.at(100, 8).tolist() == [10, 10, 12, 12, 12, 20, 20, 20, 20]
-    assert CostTable((1, 4, 8), (0,), ((10.0, 30.0, 25.0),)).at(0, 8)[5:].tolist() == [
-        30,
-        30,
-        30,
-        25,
-    ]
+def test_times_between_measured_widths_are_interpolated() -> None:
+    assert TABLE.at(100, 8).tolist() == [10, 10, 12, 12, 12, 14, 16, 18, 20]
 
 
 def test_times_between_measured_contexts_are_interpolated() -> None:
-    assert TABLE.at(200, 4).tolist() == [15, 15, 21, 26, 26]
+    assert TABLE.at(200, 4).tolist() == [15, 15, 21, 23.5, 26]
 
 
 def test_times_beyond_the_widest_follow_the_last_slope() -> None:
