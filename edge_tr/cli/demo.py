@@ -20,10 +20,10 @@ Correct the spelling mistakes in this letter and return the whole letter:
 
 Dear Ms Okafor,
 
-thank you for you're letter of 3 May. The kitchen window that you ordered has arived at our
-workshop, and we would like to fit it on Tuesday. Our two carpenters need about four hours. Please
-move the table and the chairs away from the window, so that they can reach it, and let the dog stay
-in another room. The old window will be taken away at no cost. If Tuesday does not suit you, call
+thank you for you're letter of 3 May. The kitchen window that you ordered has arived at our \
+workshop, and we would like to fit it on Tuesday. Our two carpenters need about four hours. Please \
+move the table and the chairs away from the window, so that they can reach it, and let the dog stay \
+in another room. The old window will be taken away at no cost. If Tuesday does not suit you, call \
 us before Friday and we will find another day.
 
 Yours sincerely,
