@@ -22,9 +22,9 @@ Dear Ms Okafor,
 
 thank you for you're letter of 3 May. The kitchen window that you ordered has arived at our \
 workshop, and we would like to fit it on Tuesday. Our two carpenters need about four hours. Please \
-move the table and the chairs away from the window, so that they can reach it, and let the dog stay \
-in another room. The old window will be taken away at no cost. If Tuesday does not suit you, call \
-us before Friday and we will find another day.
+move the table and the chairs away from the window, so that they can reach it, and let the dog \
+stay in another room. The old window will be taken away at no cost. If Tuesday does not suit you, \
+call us before Friday and we will find another day.
 
 Yours sincerely,
 Anna Lindqvist"""
