@@ -145,19 +145,18 @@ def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -
         n_logprobs = request.top_logprobs if request.logprobs else None
     else:
         n_logprobs = request.logprobs
-    try:
-        bias = {int(token): float(value) for token, value in (request.logit_bias or {}).items()}
-    except ValueError:
-        raise RequestError(
-            400, "logit_bias is not allowed; its keys must be token ids", param="logit_bias"
-        ) from None
+    bias = request.logit_bias or {}
+    for token in bias:
+        if not token.isdecimal():
+            told = f"logit_bias of {token!r} is not allowed; its keys must be token ids"
+            raise RequestError(400, told, param="logit_bias")
     return CompletionConfig(
         max_tokens=None if limit == -1 else limit,
         stops=stops,
         sampling={argument: getattr(request, name) for name, argument in _GENERATE.items()},
         seed=None if request.seed == -1 else request.seed,
         grammar=grammar if request.grammar is None else request.grammar,
-        logit_bias=bias,
+        logit_bias={int(token): value for token, value in bias.items()},
         n_logprobs=n_logprobs,
     )
 
