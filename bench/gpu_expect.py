@@ -112,8 +112,10 @@ def conclude(parts: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = dict.fromkeys((*_LEAST, *_MOST, "expected_8b"))
     found |= {"models": {}, "expected": {}, "bound": {}}
+    shapes = [name for name in parts if name.startswith("shape ")]
     for name in [name.removeprefix("costs ") for name in parts if name.startswith("costs ")]:
-        found["models"][name] = _of_model(parts, name, found)
+        found["models"][name] = _of_model(parts, name, shapes, found)
+        shapes = []
     for names, worst in ((_LEAST, min), (_MOST, max)):
         for name in names:
             values = [m[name] for m in found["models"].values() if m.get(name) is not None]
@@ -124,8 +126,11 @@ def conclude(parts: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _of_model(parts: Mapping[str, Any], model: str, found: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of one model; what the simulator says goes to ``found``."""
+def _of_model(
+    parts: Mapping[str, Any], model: str, shapes: Sequence[str], found: dict[str, Any]
+) -> dict[str, Any]:
+    """The numbers of one model; what the simulator says of it, and of the parts that are shapes
+    with its acceptance, goes to ``found``."""
     own: dict[str, Any] = {"peers": []}
     rows = parts.get(f"arms {model}", {}).get("rows", [])
     arms = summarise(rows)["arms"] if rows else {}
@@ -146,7 +151,6 @@ def _of_model(parts: Mapping[str, Any], model: str, found: dict[str, Any]) -> di
     recorded = parts.get(f"record {model}", {}).get("recording")
     if recorded and auto:
         recording = Recording.from_dict(recorded)
-        shapes = [] if found["expected"] else [n for n in parts if n.startswith("shape ")]
         for name in (f"costs {model}", *shapes):
             table = _table(parts, name)
             if table:

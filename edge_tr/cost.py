@@ -116,8 +116,8 @@ class CostTable:
         Parameters
         ----------
         n_past : the context.
-        seconds : of some widths, 1 among them. Between them, and beyond the widest, what a step
-            costs in plain steps changes with the context as it does at the nearest of them.
+        seconds : of some widths, 1 among them. Each is some times what the longest context took
+            before; that factor is interpolated between them, and beyond the widest it stays.
 
         Raises
         ------
