@@ -148,10 +148,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         peers = _peers(args)
     except ConfigError as error:
         parser.error(str(error))
-    given = args.model or []
-    for path in given:
-        if not path.is_file() or len({path.stem for path in given}) < len(given):
-            parser.error(f"{path} is missing, or another model has its name too")
+    names = [path.stem for path in args.model or []]
+    for path in args.model or []:
+        if not path.is_file():
+            parser.error(f"--model {path} does not exist")
+        if names.count(path.stem) > 1:
+            parser.error(f"--model {path} is not allowed; another one is called {path.stem} too")
     processes().set_forkserver_preload(["bench.gpu_parts"])
     name = "dry run" if args.dry_run else ""
     with tempfile.TemporaryDirectory(

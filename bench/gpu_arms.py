@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
-from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, Server, find_peers
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
@@ -28,6 +28,9 @@ BUDGETS = (7, 15, 31, 80)
 """Nodes of the trees of the arms ``recycler7`` and so on."""
 
 PEERS = ("pld", *SERVER_TYPES)
+_PEER_S = 60.0
+"""Seconds that a server may take to start, and for each answer."""
+
 HOST_PARTS = ("draft_s", "lanes_s", "sample_s", "recycle_s")
 """Seconds of ``Stats`` outside llama_decode and top-k."""
 
@@ -73,6 +76,10 @@ class Arms:
     path, n_gpu_layers, context : as for ``Session``.
     names : which arms; "bare" or "plain" must be there.
     peers : folder of llama.cpp's programs, for the arms that are servers.
+
+    Attributes
+    ----------
+    failed : servers that broke off, and why; they take no further part.
     """
 
     def __init__(
@@ -87,6 +94,7 @@ class Arms:
         self.model = Model(path, n_gpu_layers=n_gpu_layers)
         self.stop_tokens = self.model.stop_tokens()
         self._context = context
+        self.failed: dict[str, str] = {}
         self._open: list[Callable[[], None]] = [self.model.close]
         self.arms: dict[str, Arm | Server] = {
             name: self._server(name, peers) if name in SERVER_OPTIONS else self._arm(name)
@@ -94,7 +102,9 @@ class Arms:
         }
 
     def _server(self, name: str, peers: Path | None) -> Server:
-        server = Server(self.model, self._context, find_peers(peers), SERVER_OPTIONS[name])
+        options = SERVER_OPTIONS[name]
+        folder = find_peers(peers)
+        server = Server(self.model, self._context, folder, options, answer_s=_PEER_S)
         self._open.append(server.close)
         return server
 
@@ -157,12 +167,17 @@ class Arms:
         rows, texts = {}, {}
         about = {"prompt": prompt.id, "category": prompt.category, "n_prompt": len(prompt.tokens)}
         for name in names[start:] + names[:start]:
-            tokens, row = self._answer(self.arms[name], prompt.tokens, n_tokens)
+            try:
+                tokens, row = self._answer(self.arms[name], prompt.tokens, n_tokens)
+            except PeerError as error:
+                self.failed[name] = str(error)
+                del self.arms[name]
+                continue
             texts[name] = [token for token in tokens if token not in self.stop_tokens]
             rows[name] = {"arm": name} | about | row
         for name, row in rows.items():
             row["first_difference"] = _first_difference(texts[names[0]], texts[name])
-        return [rows[name] for name in names]
+        return [rows[name] for name in names if name in rows]
 
     def _answer(
         self, arm: Arm | Server, prompt: Int32, n_tokens: int

@@ -167,9 +167,11 @@ def arms(
                 break
             answers = compared.run(prompt, n_tokens, turn=turn)
             if prompt.measured:
-                rows += answers
+                rows = [row for row in rows + answers if row["arm"] not in compared.failed]
                 slowest = max(slowest, perf_counter() - started)
                 report("rows", rows)
+            if compared.failed:
+                report("failed_peers", compared.failed)
     finally:
         compared.close()
     files = sorted((cache_dir() / "costs").glob("*.json"))

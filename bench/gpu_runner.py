@@ -6,10 +6,12 @@ import json
 import multiprocessing
 import os
 import re
+import signal
 import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -117,17 +119,20 @@ class Bench:
         process.daemon = True
         process.start()
         send.close()
-        while True:
-            if not receive.poll(max(0.0, started + seconds + _GRACE_S - monotonic())):
-                process.kill()
-                found["error"] = f"ended after {monotonic() - started:.0f} s"
-                break
-            try:
-                name, value = receive.recv()
-            except EOFError:
-                break
-            found[name] = value
-            self.save()
+        try:
+            while True:
+                if not receive.poll(max(0.0, started + seconds + _GRACE_S - monotonic())):
+                    found["error"] = f"ended after {monotonic() - started:.0f} s"
+                    break
+                try:
+                    name, value = receive.recv()
+                except EOFError:
+                    process.join()
+                    break
+                found[name] = value
+                self.save()
+        finally:
+            _kill(process)
         process.join()
         receive.close()
         if process.exitcode and "error" not in found:
@@ -163,6 +168,14 @@ def processes() -> Any:
     return multiprocessing.get_context("forkserver")
 
 
+def _kill(process: Any) -> None:
+    """End what is left of a part: its process, and programs that it started."""
+    if hasattr(os, "killpg"):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.kill()
+
+
 def _child(
     send: Connection,
     run: Callable[..., None],
@@ -170,6 +183,8 @@ def _child(
     scratch: Path,
     options: dict[str, Any],
 ) -> None:
+    if hasattr(os, "setpgrp"):
+        os.setpgrp()
     for name in ("CACHE", "DATA"):
         os.environ[f"EDGE_TR_{name}_DIR"] = str(scratch / name.lower())
     stop = perf_counter() + seconds

@@ -36,9 +36,11 @@ _DRIFT = 1.33
 """Factor on a measured cost from which on the table is no longer believed."""
 
 _FAR = 4
+"""A context is far when it is this many times as long as the longest one measured: what was off by
+little there is off by much here."""
+
 _FAR_TOKENS = 2048
-"""A context this many times as long as the longest one measured, and of so many tokens, is one of
-which the table knows too little: what was measured by so much off is off many times as much."""
+"""Shorter contexts are never far."""
 
 _SURPRISE = 1.5
 """A step counts for at most this many times its expected seconds, or the part of it."""
@@ -194,7 +196,7 @@ class StepCosts:
         on_drift: Callable[[], None] = lambda: None,
         on_extend: Callable[[CostTable], object] = lambda table: None,
     ) -> None:
-        self.table = table
+        self.table = self._measured = table
         self.max_width = max_width
         self.rate = 0.0
         self._pace = 1.0
@@ -255,23 +257,24 @@ class StepCosts:
 
     def is_far(self, n_past: int) -> bool:
         """Whether steps should be measured behind so many tokens, once, with ``extend`` after."""
-        if self.table is None or self.max_width < 2:
+        if self.table is None:
             return False
-        return n_past >= max(_FAR_TOKENS, _FAR * max(self.table.contexts[-1], self._n_tried))
+        return n_past >= max(_FAR_TOKENS, _FAR * self.table.contexts[-1], 2 * self._n_tried)
 
     def extend(self, n_past: int, seconds: Mapping[int, float]) -> None:
         """Take what steps of some widths cost behind ``n_past`` tokens into the table; nothing
         where they could not be measured."""
         self._n_tried = n_past
-        if self.table is None or not seconds:
+        if self.table is None or self._measured is None or not seconds:
             return
         usual = {width: s / self._pace for width, s in seconds.items()}
-        self.table = self.table.extended(n_past, usual)
-        self._row_of = -1
-        self._factor[:] = 1.0
-        self._n_seen[2:] = 0
+        self._measured = self._measured.extended(n_past, usual)
         if self._on_drift is not None:
-            self._on_extend(self.table)
+            self._on_extend(self._measured)
+        # What was learned about a width stays, and must not count twice here.
+        own = {width: s / float(self._factor[width]) for width, s in usual.items()}
+        self.table = self.table.extended(n_past, own)
+        self._row_of = -1
 
     def forget_rate(self) -> None:
         """Another text begins, in which a second may be worth less."""

@@ -12,7 +12,7 @@ from .cost import StepCosts
 from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from .lanes import LaneCache
-from .measure import measure_behind
+from .measure import BEHIND_WIDTHS, measure_behind
 from .plain import PlainSteps
 from .sampling import Sampler
 from .stats import Stats
@@ -25,6 +25,11 @@ _MAX_PREFILL_LOGITS = 1 << 25
 
 _IDLE_STEPS = 6
 """Steps in a row without a draft after which a drafter is left alone for ``n_rests`` steps."""
+
+_WORTH_MEASURING = 32
+"""Tokens of an answer from which on it is worth to measure steps behind a long prompt."""
+
+_WIDEST = BEHIND_WIDTHS[-1]
 
 RowSink = Callable[[int, Float32], None]
 """Takes the position of the first of some neighbouring tokens and their rows of logits."""
@@ -232,16 +237,13 @@ class Decoder:
         self._check_running(stats)
         started = perf_counter()
         with self._recovering():
-            self._prefill(prompt, stats, rows)
+            self._prefill(prompt, stats, rows, budget)
             if self.drafter is not None:
                 self.drafter.begin(prompt)
             step = self._open_prefilled(stats)
             self._walk(step, sampler, stop_tokens, once=False)
             self._close_step()
-            emitted = step.emitted
-            goes_on = budget > 1 and emitted[-1] not in stop_tokens
-            if goes_on and self.costs.is_far(self._lanes.n_past):
-                self._measure_here()
+        emitted = step.emitted
         seconds = perf_counter() - started
         stats.prefill_s += seconds
         stats.total_s += seconds
@@ -290,8 +292,9 @@ class Decoder:
             self._n_tokens = max(self._n_kept, self._lanes.n_past)
             raise
 
-    def _prefill(self, prompt: Int32, stats: Stats, rows: RowSink | None) -> None:
-        """Read what the cache does not hold yet, at least the last token."""
+    def _prefill(self, prompt: Int32, stats: Stats, rows: RowSink | None, budget: int = 0) -> None:
+        """Read what the cache does not hold yet, at least the last token; ``budget`` tokens are
+        to be generated then."""
         self._close_step()
         self._lanes.claim()
         self._n_idle = 0
@@ -308,7 +311,7 @@ class Decoder:
         self._prefilled = None
         self._n_tokens = self._n_kept = 0
         self._tokens[: len(prompt)] = prompt
-        logits, n_front = self._read_chunks(prompt, n_past, rows)
+        logits, n_front = self._read_chunks(prompt, n_past, rows, budget)
         self._n_tokens = self._n_kept = len(prompt)
         self._prefilled = logits[-1:], n_front
 
@@ -318,7 +321,9 @@ class Decoder:
         differs = np.flatnonzero(prompt[:n] != self._tokens[:n])
         return int(differs[0]) if len(differs) else n
 
-    def _read_chunks(self, prompt: Int32, n_past: int, rows: RowSink | None) -> tuple[Float32, int]:
+    def _read_chunks(
+        self, prompt: Int32, n_past: int, rows: RowSink | None, budget: int
+    ) -> tuple[Float32, int]:
         """Decode the prompt from ``n_past`` on; logits and length of the last chunk."""
         harvest = 0 if self.drafter is None else self.drafter.harvest
         most_rows = max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab)
@@ -328,6 +333,8 @@ class Decoder:
                 raise CancelledError("the generation was cancelled")
             chunk = prompt[n_past : n_past + most]
             n_after = len(prompt) - n_past - len(chunk)
+            if n_after == 0 and budget >= _WORTH_MEASURING and self.costs.is_far(n_past):
+                self._measure_here()
             n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
             n_rows = len(chunk) if rows else max(n_harvest, int(n_after == 0))
             self._batch.set_chain(chunk, n_past, want_rows=n_rows)
@@ -381,16 +388,18 @@ class Decoder:
 
     def _measure_here(self) -> None:
         """See what steps cost behind a prompt much longer than any text that was measured."""
-        self._prefilled = None
-        seconds = measure_behind(
-            self.target,
-            self._topk,
-            self._lanes,
-            self._tokens,
-            max_width=min(self.max_width, self.costs.max_width),
-            change_s=self.costs.change_s,
-        )
-        self.costs.extend(self._lanes.n_past, seconds)
+        n_past = self._lanes.n_past
+        room = self.target.n_ctx - n_past
+        if self.drafter is None or min(self.max_width, self.costs.max_width, room) < _WIDEST:
+            return
+        try:
+            seconds = measure_behind(
+                self.target, self._topk, self._lanes, self._tokens, self.costs.change_s
+            )
+        except DecodeError:  # the prompt is read without it
+            self._lanes.recover(n_past)
+            seconds = {}
+        self.costs.extend(n_past, seconds)
 
     def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
         if self._cancelled:

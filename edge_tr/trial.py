@@ -1,4 +1,4 @@
-"""Decode steps of random tokens on an open target, to measure it; nothing of them stays."""
+"""Decode steps on an open target, to measure it; nothing of them stays."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from .target import Batch, Int32, TargetModel
 
 
 class Trial:
-    """Reads random text and plants trees behind it.
+    """Plants trees behind a text: behind a random one in an emptied cache, or behind the one that
+    the cache holds.
 
     Parameters
     ----------
-    target : its cache is cleared.
     max_width : most tokens of a tree, root included.
-    seed : of the text.
-    lanes, tokens : a cache that stays as it is, and the text that it holds with the next token,
-        in place of a random one.
+    seed : of a random text.
+    lanes, tokens : the cache that holds a text already, and that text with its next token.
 
     Attributes
     ----------
@@ -34,10 +33,10 @@ class Trial:
         lanes: LaneCache | None = None,
         tokens: Int32 | None = None,
     ) -> None:
-        rng = np.random.default_rng(seed)
         self.target = target
         self.max_width = max_width
         if tokens is None:
+            rng = np.random.default_rng(seed)
             tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
         self.tokens: Int32 = tokens
         if lanes is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 import pytest
 from programs import SERVER, write_program
 
-from bench import gpu
+from bench import gpu, gpu_runner
 from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
 from edge_tr.bench.peers import SERVER_TYPES
@@ -24,7 +26,8 @@ from edge_tr.simulate import RecordedRun, Recording
 POSIX = sys.platform != "win32"
 """Where a script can stand in for a program."""
 
-SERVERS = SERVER_TYPES if POSIX else ()
+BROKEN = 'import sys\nif "ngram-mod" in sys.argv: sys.exit("no such type")\n'
+SERVERS = tuple(name for name in SERVER_TYPES if name != "ngram-mod") if POSIX else ()
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +36,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     out = tmp_path_factory.mktemp("results")
     options = ["--dry-run", "--out", str(out)]
     if POSIX:
-        options += ["--peers", str(write_program(out, "llama-server", SERVER))]
+        options += ["--peers", str(write_program(out, "llama-server", BROKEN + SERVER))]
     assert gpu.main(options) == 0
     data: dict[str, Any] = json.loads((out / "dry-run.json").read_text())
     return data
@@ -85,6 +88,11 @@ def test_every_arm_answers_every_question(results: dict[str, Any]) -> None:
     assert len(rows) == 6 * len(names)
 
 
+@pytest.mark.skipif(not POSIX, reason="the stand-in is a script")
+def test_a_peer_that_fails_takes_no_other_arm_with_it(results: dict[str, Any]) -> None:
+    assert "no such type" in results["parts"]["arms tiny"]["failed_peers"]["ngram-mod"]
+
+
 def row(arm: str, seconds: float, *, n_steps: int = 10, category: str = "a") -> dict[str, Any]:
     zeros = ("n_plain_steps", "n_drafted", "n_redone", "lanes_s", "sample_s", "recycle_s")
     counts: dict[str, Any] = {"n_steps": n_steps, "draft_s": 0.01, "topk_s": 0.0, "decode_s": 0.0}
@@ -130,6 +138,33 @@ def fail(report: Callable[[str, Any], None], stop: float) -> None:
 def die(report: Callable[[str, Any], None], stop: float) -> None:
     report("first", 1)
     os._exit(3)
+
+
+def leave_a_program(report: Callable[[str, Any], None], stop: float) -> None:
+    report("pid", subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE).pid)
+    time.sleep(60)
+
+
+@pytest.mark.skipif(not POSIX, reason="there are no groups of processes")
+def test_a_part_that_hangs_is_ended_with_its_programs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_runner, "_GRACE_S", 0.5)
+    bench = Bench(tmp_path, tmp_path, 60.0, "x")
+    bench.run(Part("hangs", leave_a_program, 1, 1))
+    part = bench.parts["hangs"]
+    assert "ended after" in part["error"]
+    until = time.monotonic() + 10
+    while _runs(part["pid"]) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _runs(part["pid"])
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize(("run", "error"), [(fail, "out of luck"), (die, "ended with 3")])

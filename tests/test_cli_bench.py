@@ -222,7 +222,7 @@ def test_the_page_is_drawn_anew(run: Bench, tmp_path: Path) -> None:
         (("--per-category", "0"), "--per-category 0 is not allowed; it must be 1 or more"),
         (("--datastore", "none.txt"), "--datastore none.txt does not exist"),
         (("--draft-model", "none.gguf"), "--draft-model none.gguf does not exist"),
-        (("--out", __file__), "it must be a folder"),
+        (("--out", __file__), "test_cli_bench.py cannot be made"),
         (("--questions", "none"), "none does not exist"),
     ],
 )

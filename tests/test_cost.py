@@ -219,9 +219,8 @@ def test_a_text_far_beyond_the_table_is_to_be_measured(n_past: int, is_far: bool
     assert far([]).is_far(n_past) == is_far
 
 
-def test_nothing_is_far_without_a_table_or_a_draft() -> None:
+def test_nothing_is_far_without_a_table() -> None:
     assert not StepCosts().is_far(10**6)
-    assert not StepCosts(TABLE, 1).is_far(10**6)
 
 
 def test_a_context_is_measured_once() -> None:
@@ -235,8 +234,23 @@ def test_a_context_that_could_not_be_measured_is_not_tried_at_each_step() -> Non
     told: list[CostTable] = []
     costs = far(told)
     costs.extend(3000, {})
-    assert not costs.is_far(3001)
+    assert not costs.is_far(5999)
+    assert costs.is_far(6000)
     assert told == []
+
+
+def test_what_was_learned_about_a_width_stays() -> None:
+    told: list[CostTable] = []
+    costs = far(told)
+    for _ in range(300):
+        costs.observe(1, 100, 10.0, 1)
+        costs.observe(4, 100, 15.0, 2)
+    for n_past in (3000, 20000):
+        costs.extend(n_past, {1: 50.0, 2: 60.0, 4: 100.0})
+        assert costs.steady(n_past)[4] == pytest.approx(100, rel=0.01)
+        assert costs.steady(100)[4] == pytest.approx(15, rel=0.05)
+    assert told[-1].seconds[2] == told[-1].seconds[3]
+    assert told[-1].at(3000, 4)[4] == pytest.approx(100, rel=0.05)
 
 
 def test_what_was_measured_is_kept_in_the_time_of_the_table() -> None:

@@ -183,23 +183,6 @@ def test_grown_trees(
     assert case.generate(decoder, target, prompt) == case.expected(prompt)
 
 
-class FarCosts(StepCosts):
-    """Costs that are to be measured before every step."""
-
-    def is_far(self, n_past: int) -> bool:
-        return True
-
-
-@COUNTED
-@given(case=cases(), max_nodes=st.integers(1, 30))
-def test_measuring_behind_a_text_leaves_no_trace(case: Case, max_nodes: int) -> None:
-    drafter = Recycler(Candidates(AdjacencyMatrix.random(case.model.n_vocab)), n_ctx=case.n_ctx)
-    decoder, target = case.decoder(drafter)
-    decoder.costs = FarCosts(max_width=max_nodes + 1)
-    for _ in range(2):
-        assert case.generate(decoder, target) == case.expected()
-
-
 @COUNTED
 @given(case=cases(), seed=st.integers(0, 1000))
 def test_random_drafts(case: Case, seed: int) -> None:

@@ -116,34 +116,23 @@ def test_costs_of_a_machine_that_stays_busy_say_so(timed: TimedTarget) -> None:
     assert lines[-1] == "the machine was busy with something else; the costs may be wrong"
 
 
-def behind(target: TimedTarget, n_past: int, *, max_width: int = 32) -> dict[int, float]:
+def behind(target: TimedTarget, n_past: int) -> dict[int, float]:
     """Measure behind a text of ``n_past`` tokens; the cache must hold just that afterwards."""
     tokens = np.arange(target.n_ctx, dtype=np.int32) % target.n_vocab
     trial = Trial(target, 2, tokens=tokens)
     trial.read(n_past)
-    seconds = measure_behind(target, TopK(4), trial.lanes, tokens, max_width=max_width)
+    seconds = measure_behind(target, TopK(4), trial.lanes, tokens, target.change_s)
     assert target.assert_only_committed(tokens.tolist()) == n_past == trial.lanes.n_past
     return seconds
 
 
-def test_steps_behind_a_text_are_measured_and_taken_back(timed: TimedTarget) -> None:
-    seconds = behind(timed, 100)
-    assert seconds == pytest.approx({n: 0.010 + 0.002 * n for n in (1, 2, 4, 8, 16)})
+@pytest.mark.parametrize("n_past", [2, 100, 192])
+def test_steps_behind_a_text_are_measured_and_taken_back(timed: TimedTarget, n_past: int) -> None:
+    timed.change_s = 0.003
+    assert behind(timed, n_past) == pytest.approx({n: 0.010 + 0.002 * n for n in (1, 2, 4, 8)})
 
 
-@pytest.mark.parametrize(
-    ("n_past", "max_width", "widths"), [(195, 32, [1, 2, 4]), (100, 9, [1, 2, 4, 8])]
-)
-def test_no_step_behind_a_text_is_too_wide(
-    timed: TimedTarget, n_past: int, max_width: int, widths: list[int]
-) -> None:
-    assert list(behind(timed, n_past, max_width=max_width)) == widths
-
-
-def test_nothing_is_measured_where_no_draft_fits(timed: TimedTarget) -> None:
-    assert behind(timed, 199) == {}
-
-
-def test_nothing_is_found_while_the_machine_is_busy(timed: TimedTarget) -> None:
-    timed.busy_until = 12  # in the first of the two plain steps that are compared
+@pytest.mark.parametrize("busy_until", [10, 12, 14, 16])
+def test_nothing_is_found_while_the_machine_is_busy(timed: TimedTarget, busy_until: int) -> None:
+    timed.busy_until = busy_until  # in the first round, whose steps are the calls 9, 11, 13, 15
     assert behind(timed, 100) == {}

@@ -100,6 +100,7 @@ class Server:
     folder : of the built programs.
     options : beside those of the context, such as ``--spec-type ngram-mod``.
     keep : let it run from one answer to the next; else it runs only while it answers.
+    answer_s : seconds that starting it and each answer may take.
 
     Attributes
     ----------
@@ -114,6 +115,7 @@ class Server:
         options: Sequence[str],
         *,
         keep: bool = True,
+        answer_s: float = ANSWER_S,
     ) -> None:
         self._command = [
             str(folder / executable("llama-server")),
@@ -122,6 +124,7 @@ class Server:
             *options,
         ]
         self._keep = keep
+        self._answer_s = answer_s
         self._process: subprocess.Popen[str] | None = None
         self._log: deque[str] = deque(maxlen=40)
         self._port = 0
@@ -171,7 +174,7 @@ class Server:
         )
         self._reader = threading.Thread(target=self._read_log, args=(self._process,), daemon=True)
         self._reader.start()
-        until = time.monotonic() + _START_S
+        until = time.monotonic() + min(_START_S, self._answer_s)
         while time.monotonic() < until and self._process.poll() is None:
             with contextlib.suppress(OSError, HTTPException):
                 if self._request("GET", "/health")[0] == 200:
@@ -185,7 +188,7 @@ class Server:
             self._log.extend(lines)
 
     def _request(self, verb: str, path: str, body: Any = None) -> tuple[int, bytes]:
-        connection = HTTPConnection("127.0.0.1", self._port, timeout=ANSWER_S)
+        connection = HTTPConnection("127.0.0.1", self._port, timeout=self._answer_s)
         try:
             connection.request(verb, path, None if body is None else json.dumps(body))
             response = connection.getresponse()

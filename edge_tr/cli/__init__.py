@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     args, unknown = make_parser().parse_known_args(words)
     if unknown:
-        note(f"error: unrecognized arguments: {' '.join(unknown)}; see edge-tr {words[0]} --help")
+        command = next(word for word in words if not word.startswith("-"))
+        note(f"error: unrecognized arguments: {' '.join(unknown)}; see edge-tr {command} --help")
         return USAGE
     prepare_stdout()
     try:

@@ -163,8 +163,6 @@ def run(args: argparse.Namespace) -> int:
     for flag, file in (("--datastore", args.datastore), ("--draft-model", args.draft_model)):
         if file is not None and not file.is_file():
             raise ConfigError(f"{flag} {file} does not exist")
-    if args.out is not None and args.out.exists() and not args.out.is_dir():
-        raise ConfigError(f"--out {args.out} is not allowed; it must be a folder")
     options.prepare_llama(args)
     if args.peers is not None:
         from edge_tr.bench.peers import find_peers
@@ -218,7 +216,10 @@ def _measure(args: argparse.Namespace, wanted: Options) -> int:
     from edge_tr.bench.pictures import can_draw, heading
     from edge_tr.bench.report import text_table, write_report
 
-    wanted.out.mkdir(parents=True, exist_ok=True)
+    try:
+        wanted.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"--out {wanted.out} cannot be made: {error.strerror or error}") from None
     results: dict[str, dict[str, Any]] = {}
     for name in _EXPERIMENTS if args.experiment == "all" else (args.experiment,):
         note(f"{name}: {_EXPERIMENTS[name]}")

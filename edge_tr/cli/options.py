@@ -274,7 +274,7 @@ def parse_tree(text: str) -> Any:
     paper = TreeTemplate.paper()
     if text == "paper":
         return paper
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.isdigit() and len(text) < 4:
         if not 1 <= int(text) <= paper.n_nodes:
             raise ConfigError(f"--tree {text} is not allowed; use {_TREES}")
         return paper.prefix(int(text))
@@ -282,9 +282,9 @@ def parse_tree(text: str) -> Any:
         if text.startswith("b:"):
             return TreeTemplate.from_breadths([int(number) for number in text[2:].split(",")])
         return TreeTemplate(_read_paths(text))
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         why = f"{error}; " if isinstance(error, ConfigError) else ""
-        raise ConfigError(f"--tree {text} is not allowed: {why}use {_TREES}") from None
+        raise ConfigError(f"--tree {text[:80]} is not allowed: {why}use {_TREES}") from None
 
 
 def _read_paths(name: str) -> list[list[int]]:

@@ -74,7 +74,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             speculative = TreeTemplate(speculative)
         if not isinstance(exact, bool):
             raise ConfigError(f"exact {exact!r} is not allowed; it must be True or False")
-        if not (matrix_path in (None, False) or isinstance(matrix_path, (str, os.PathLike))):
+        is_path = isinstance(matrix_path, (str, os.PathLike))
+        if not (is_path or matrix_path is None or matrix_path is False):
             raise ConfigError(
                 f"matrix_path {matrix_path!r} is not allowed; it must be a path, None or False"
             )

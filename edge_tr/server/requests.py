@@ -147,7 +147,7 @@ def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -
         n_logprobs = request.logprobs
     bias = request.logit_bias or {}
     for token in bias:
-        if not token.isdecimal():
+        if not (token.isascii() and token.isdecimal()):
             told = f"logit_bias of {token!r} is not allowed; its keys must be token ids"
             raise RequestError(400, told, param="logit_bias")
     return CompletionConfig(
