@@ -14,6 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,14 +63,11 @@ def plan(args: argparse.Namespace, peers: Path | None, writer: Writer) -> list[P
             for path in main
         ]
 
-    def shape(size: str, needs_s: float, most_s: float) -> Part:
-        options = table | {"model": writer.path(size)}
-        return Part(f"shape {size}", gpu_parts.costs, needs_s, most_s, options)
+    def of(name: str, options: Any, size: str, needs_s: float, most_s: float) -> Part:
+        options = options | {"model": writer.path(size)}
+        return Part(f"{name} {size}", gpu_parts.costs, needs_s, most_s, options)
 
-    def without(size: str, needs_s: float, most_s: float) -> Part:
-        options = off | {"model": writer.path(size)}
-        return Part(f"flash attention off {size}", gpu_parts.costs, needs_s, most_s, options)
-
+    shape, without = partial(of, "shape", table), partial(of, "flash attention off", off)
     compared = zip(
         each("costs", gpu_parts.costs, 20, 50, table | {"threads": (1, 2, 4, 8)}),
         each("arms", gpu_parts.arms, 30, 150, arms),

@@ -13,7 +13,7 @@ from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.target import Float32, Int32
 from edge_tr.topk import TopK
-from edge_tr.trial import Trial
+from edge_tr.trial import Trial, random_text
 
 _WARM = 2
 """Steps of a width before the first one that counts: a CUDA graph is captured at the second."""
@@ -34,7 +34,7 @@ class StepMeter(Trial):
     target: LlamaTarget
 
     def __init__(self, target: LlamaTarget, *, max_width: int, n_threads: int = 1) -> None:
-        super().__init__(target, max_width)
+        super().__init__(target, max_width, *random_text(target))
         self.topk: Callable[[Float32], tuple[Int32, Float32]] = TopK(8, n_threads)
 
     def step(self, width: int) -> dict[str, float]:

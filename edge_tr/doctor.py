@@ -27,6 +27,7 @@ _FEATURES = {  # instruction set: the feature that llama.cpp reports when it was
 }  # fmt: skip
 _GPU_BACKENDS = {"CUDA", "Metal", "MTL", "Vulkan", "ROCm", "SYCL", "OpenCL"}
 _PRESET_OF_VENDOR = {"NVIDIA": "cuda", "Apple": "metal", "AMD": "vulkan", "Intel": "vulkan"}
+_OTHER_MODEL = "`edge-tr model list` names models that work."
 
 
 def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, Any]:
@@ -206,7 +207,7 @@ def _place(
     except ModelFileError as error:
         nothing: dict[str, Any] = {"layers": {}, "buffers_bytes": {}}
         facts = {"path": str(model), "size_bytes": 0, **nothing, "error": str(error)}
-        return facts, [_problem(f"{error}.", "`edge-tr model list` names models that work.")]
+        return facts, [_problem(f"{error}.", _OTHER_MODEL)]
     check = check_build(model, n_gpu_layers=n_gpu_layers)
     placed = check.stages.get("load", {"layers": {}, "buffers_bytes": {}})
     size = model.stat().st_size if model.exists() else 0
@@ -214,11 +215,7 @@ def _place(
     if not check.works:
         free = found["system"]["memory_available_bytes"]
         short = f" It is {_gib(size)}, {_gib(free)} are free." if free and size > free else ""
-        do = (
-            "Try a smaller model or quantisation."
-            if short
-            else "`edge-tr model list` names models that work."
-        )
+        do = "Try a smaller model or quantisation." if short else _OTHER_MODEL
         return facts, [_problem(f"The model does not run: {check.error}.{short}", do)]
     return facts, _layer_problems(placed["layers"], check.build, "the model")
 

@@ -12,7 +12,7 @@ from .cost import StepCosts
 from .draft import Draft, Drafter
 from .errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from .lanes import LaneCache
-from .measure import BEHIND_WIDTHS, measure_behind
+from .measure import extend_costs
 from .plain import PlainSteps
 from .sampling import Sampler
 from .stats import Stats
@@ -28,8 +28,6 @@ _IDLE_STEPS = 6
 
 _WORTH_MEASURING = 32
 """Tokens of an answer from which on it is worth to measure steps behind a long prompt."""
-
-_WIDEST = BEHIND_WIDTHS[-1]
 
 RowSink = Callable[[int, Float32], None]
 """Takes the position of the first of some neighbouring tokens and their rows of logits."""
@@ -333,8 +331,10 @@ class Decoder:
                 raise CancelledError("the generation was cancelled")
             chunk = prompt[n_past : n_past + most]
             n_after = len(prompt) - n_past - len(chunk)
-            if n_after == 0 and budget >= _WORTH_MEASURING and self.costs.is_far(n_past):
-                self._measure_here()
+            is_worth = self.drafter is not None and budget >= _WORTH_MEASURING
+            if n_after == 0 and is_worth and self.costs.is_far(n_past):
+                cache = self._lanes, self._tokens
+                extend_costs(self.costs, self.target, self._topk, *cache, self.max_width)
             n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
             n_rows = len(chunk) if rows else max(n_harvest, int(n_after == 0))
             self._batch.set_chain(chunk, n_past, want_rows=n_rows)
@@ -385,21 +385,6 @@ class Decoder:
         self._asking_s = perf_counter() - started
         stats.draft_s += self._asking_s
         return draft.n > 1 or n_front > 1
-
-    def _measure_here(self) -> None:
-        """See what steps cost behind a prompt much longer than any text that was measured."""
-        n_past = self._lanes.n_past
-        room = self.target.n_ctx - n_past
-        if self.drafter is None or min(self.max_width, self.costs.max_width, room) < _WIDEST:
-            return
-        try:
-            seconds = measure_behind(
-                self.target, self._topk, self._lanes, self._tokens, self.costs.change_s
-            )
-        except DecodeError:  # the prompt is read without it
-            self._lanes.recover(n_past)
-            seconds = {}
-        self.costs.extend(n_past, seconds)
 
     def _plain_step(self, sampler: Sampler | None, stats: Stats) -> list[int]:
         if self._cancelled:

@@ -7,14 +7,14 @@ from time import perf_counter
 
 import numpy as np
 
-from .cost import FIRST_ROWS, CostTable, measured_widths, median_table
-from .errors import ConfigError
+from .cost import FIRST_ROWS, CostTable, StepCosts, measured_widths, median_table
+from .errors import ConfigError, DecodeError
 from .lanes import LaneCache
 from .target import Int32, TargetModel
 from .topk import TopK
-from .trial import Trial
+from .trial import Trial, random_text
 
-BEHIND_WIDTHS = (1, 2, 4, 8)
+_BEHIND_WIDTHS = (1, 2, 4, 8)
 """Widths that are measured behind a long prompt."""
 
 _STEADY = 0.15
@@ -54,7 +54,7 @@ def measure_costs(
     highest = min(target.n_batch, target.n_ctx // 4)
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
-    meter = _Meter(target, TopK(k, n_threads), max_width, seed)
+    meter = _Meter(target, TopK(k, n_threads), max_width, *random_text(target, seed))
     short = min(64, target.n_ctx // 4)
     started = perf_counter()
     meter.read(short)
@@ -99,10 +99,38 @@ def measure_costs(
     )
 
 
+def extend_costs(
+    costs: StepCosts,
+    target: TargetModel,
+    topk: TopK,
+    lanes: LaneCache,
+    tokens: Int32,
+    max_width: int,
+) -> None:
+    """Have ``costs`` know what steps take behind the text that the cache holds; nothing is done
+    where no draft of that width fits.
+
+    Parameters
+    ----------
+    topk, lanes, tokens : see ``measure_behind``.
+    max_width : most tokens of a step.
+    """
+    n_past = lanes.n_past
+    room = target.n_ctx - n_past
+    if min(max_width, costs.max_width, room) < _BEHIND_WIDTHS[-1]:
+        return
+    try:
+        seconds = measure_behind(target, topk, lanes, tokens, costs.change_s)
+    except DecodeError:  # the prompt is read without it
+        lanes.recover(n_past)
+        seconds = {}
+    costs.extend(n_past, seconds)
+
+
 def measure_behind(
     target: TargetModel, topk: TopK, lanes: LaneCache, tokens: Int32, change_s: float = 0.0
 ) -> dict[int, float]:
-    """Time steps of ``BEHIND_WIDTHS`` tokens, twice each, behind the text that the cache holds;
+    """Time steps of 1, 2, 4 and 8 tokens, twice each, behind the text that the cache holds;
     they are taken back. On a CPU that takes as long as about 18 plain steps.
 
     Parameters
@@ -115,13 +143,13 @@ def measure_behind(
     -------
     Seconds by width; nothing where the machine was busy with something else.
     """
-    meter = _Meter(target, topk, BEHIND_WIDTHS[-1], lanes=lanes, tokens=tokens)
+    meter = _Meter(target, topk, _BEHIND_WIDTHS[-1], lanes, tokens)
     meter.change_s = change_s
-    taken = [[meter.step(width) for width in BEHIND_WIDTHS] for _ in range(2)]
+    taken = [[meter.step(width) for width in _BEHIND_WIDTHS] for _ in range(2)]
     low, high = np.min(taken, axis=0), np.max(taken, axis=0)
     if (high > _SPREAD * low).any():
         return {}
-    return dict(zip(BEHIND_WIDTHS, low.tolist(), strict=True))
+    return dict(zip(_BEHIND_WIDTHS, low.tolist(), strict=True))
 
 
 def _sample(
@@ -143,16 +171,9 @@ def _sample(
 
 class _Meter(Trial):
     def __init__(
-        self,
-        target: TargetModel,
-        topk: TopK,
-        max_width: int,
-        seed: int = 0,
-        *,
-        lanes: LaneCache | None = None,
-        tokens: Int32 | None = None,
+        self, target: TargetModel, topk: TopK, max_width: int, lanes: LaneCache, tokens: Int32
     ) -> None:
-        super().__init__(target, max_width, seed, lanes=lanes, tokens=tokens)
+        super().__init__(target, max_width, lanes, tokens)
         self.topk = topk
         self.change_s = 0.0
         self._last_width = 0

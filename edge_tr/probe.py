@@ -12,7 +12,7 @@ import numpy as np
 
 from .errors import ConfigError
 from .target import Float32, TargetModel
-from .trial import Trial
+from .trial import Trial, random_text
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ def probe_widths(
 
 class _Prober(Trial):
     def __init__(self, target: TargetModel, max_width: int, seed: int) -> None:
-        super().__init__(target, max_width, seed)
+        super().__init__(target, max_width, *random_text(target, seed))
         self.reference: list[Float32] = []
 
     def read_past(self, n_past: int) -> None:

@@ -29,7 +29,7 @@ from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.probe import probe_widths
 from edge_tr.target import Int32
 from edge_tr.tree import TreeTemplate
-from edge_tr.trial import Trial
+from edge_tr.trial import Trial, random_text
 
 PROMPTS = (
     "Name three uses of copper and say why copper suits each of them.",
@@ -82,7 +82,7 @@ def _other_widths(model: Model, config: ContextConfig, max_width: int) -> dict[s
 def _keep_or_redo(target: LlamaTarget, n_past: int, n_repeats: int) -> dict[str, Any]:
     """Seconds of the lane calls after a tree of which a path was accepted: its cells kept, or
     dropped to be decoded again (which costs T(n) at a greater n)."""
-    trial = Trial(target, _TREE_NODES + 1)
+    trial = Trial(target, _TREE_NODES + 1, *random_text(target))
     trial.read(n_past)
     facts: dict[str, Any] = {"n_nodes": _TREE_NODES, "n_past": n_past}
     for name, token_s in (("keep", float("inf")), ("redo", 0.0)):

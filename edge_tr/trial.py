@@ -9,40 +9,31 @@ from .lanes import LaneCache
 from .target import Batch, Int32, TargetModel
 
 
+def random_text(target: TargetModel, seed: int = 0) -> tuple[LaneCache, Int32]:
+    """The target's cache, emptied, and int32[n_ctx], random tokens to read into it."""
+    lanes = LaneCache(target)
+    lanes.recover(0)
+    rng = np.random.default_rng(seed)
+    return lanes, rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
+
+
 class Trial:
-    """Plants trees behind a text: behind a random one in an emptied cache, or behind the one that
-    the cache holds.
+    """Plants trees behind a text.
 
     Parameters
     ----------
     max_width : most tokens of a tree, root included.
-    seed : of a random text.
-    lanes, tokens : the cache that holds a text already, and that text with its next token.
-
-    Attributes
-    ----------
-    tokens : int32[n_ctx], the text; ``lanes.n_past`` tokens of it were read.
+    lanes, tokens : the cache, which may hold some of the text already, and int32[n_ctx], the text
+        with its next token.
     """
 
     def __init__(
-        self,
-        target: TargetModel,
-        max_width: int,
-        seed: int = 0,
-        *,
-        lanes: LaneCache | None = None,
-        tokens: Int32 | None = None,
+        self, target: TargetModel, max_width: int, lanes: LaneCache, tokens: Int32
     ) -> None:
         self.target = target
         self.max_width = max_width
-        if tokens is None:
-            rng = np.random.default_rng(seed)
-            tokens = rng.integers(0, target.n_vocab, target.n_ctx).astype(np.int32)
-        self.tokens: Int32 = tokens
-        if lanes is None:
-            lanes = LaneCache(target)
-            lanes.recover(0)
         self.lanes = lanes
+        self.tokens = tokens
         self.batch = Batch(target.n_batch, target.n_lanes)
         self.draft = Draft(max_width)
 

@@ -5,6 +5,11 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+import pytest
+
+IS_POSIX = sys.platform != "win32"
+posix = pytest.mark.skipif(not IS_POSIX, reason="the stand-in is a script")
+
 SERVER = """
 import json, sys
 from http.server import BaseHTTPRequestHandler, HTTPServer

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from programs import SERVER, write_program
+from programs import IS_POSIX, SERVER, posix, write_program
 
 from bench import gpu, gpu_runner
 from bench.gpu_expect import conclude, expectation, summarise
@@ -23,11 +23,8 @@ from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.draft import Draft
 from edge_tr.simulate import RecordedRun, Recording
 
-POSIX = sys.platform != "win32"
-"""Where a script can stand in for a program."""
-
 BROKEN = 'import sys\nif "ngram-mod" in sys.argv: sys.exit("no such type")\n'
-SERVERS = tuple(name for name in SERVER_TYPES if name != "ngram-mod") if POSIX else ()
+SERVERS = tuple(name for name in SERVER_TYPES if name != "ngram-mod") if IS_POSIX else ()
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +32,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """The file of a dry run."""
     out = tmp_path_factory.mktemp("results")
     options = ["--dry-run", "--out", str(out)]
-    if POSIX:
+    if IS_POSIX:
         options += ["--peers", str(write_program(out, "llama-server", BROKEN + SERVER))]
     assert gpu.main(options) == 0
     data: dict[str, Any] = json.loads((out / "dry-run.json").read_text())
@@ -88,7 +85,7 @@ def test_every_arm_answers_every_question(results: dict[str, Any]) -> None:
     assert len(rows) == 6 * len(names)
 
 
-@pytest.mark.skipif(not POSIX, reason="the stand-in is a script")
+@posix
 def test_a_peer_that_fails_takes_no_other_arm_with_it(results: dict[str, Any]) -> None:
     assert "no such type" in results["parts"]["arms tiny"]["failed_peers"]["ngram-mod"]
 
@@ -145,7 +142,7 @@ def leave_a_program(report: Callable[[str, Any], None], stop: float) -> None:
     time.sleep(60)
 
 
-@pytest.mark.skipif(not POSIX, reason="there are no groups of processes")
+@pytest.mark.skipif(not IS_POSIX, reason="there are no groups of processes")
 def test_a_part_that_hangs_is_ended_with_its_programs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

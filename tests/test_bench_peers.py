@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
-from programs import SERVER, write_program
+from programs import SERVER, posix, write_program
 
 from edge_tr.bench import peers
 from edge_tr.bench.peers import PeerError, Server, common_options, find_peers, server_outcome
@@ -18,8 +17,6 @@ from edge_tr.config import DraftConfig
 from edge_tr.errors import ConfigError
 from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
-
-posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a script")
 
 LOG = """
 I encoded   58 tokens in    0.250 seconds, speed: 232.000 t/s

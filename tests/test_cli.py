@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import re
@@ -475,34 +474,3 @@ def test_an_unexpected_error_is_one_line(
     monkeypatch.setattr("edge_tr.llama.library.log_to_stderr", lambda: None)
     assert "unexpected RuntimeError: first second" in one_line(run("Hello"), 1)
     assert "Traceback" in run("Hello", "--verbose").err
-
-
-def test_options_reach_the_configurations() -> None:
-    from edge_tr.cli import make_parser, options
-    from edge_tr.tree import TreeTemplate
-
-    line = "run x --ctx 1 --threads 2 --batch 3 --flash-attn --cache-type-k q4_0 --tree b:16,8"
-    line += " --cache-type-v q8_0 --k 16 --exact --matrix m --matrix-start random --no-harvest"
-    line += " --temp 0.5 --top-k 6 --top-p 0.7 --min-p 0.8 --seed 9 --repeat-penalty 1.5"
-    args: argparse.Namespace = make_parser().parse_args(line.split())
-    assert options.context_config(args) == ContextConfig(
-        n_ctx=1,
-        n_threads=2,
-        n_threads_batch=2,
-        n_batch=3,
-        flash_attn=True,
-        type_k="q4_0",
-        type_v="q8_0",
-        n_lanes=128,
-    )
-    assert options.draft_config(args) == DraftConfig(
-        speculative=TreeTemplate.from_breadths([16, 8]),
-        k=16,
-        exact=True,
-        matrix_path=Path("m"),
-        start="random",
-        harvest=False,
-    )
-    assert options.sampling_config(args) == SamplingConfig(
-        temperature=0.5, top_k=6, top_p=0.7, min_p=0.8, seed=9, repeat_penalty=1.5
-    )

@@ -22,7 +22,7 @@ from edge_tr.measure import measure_costs
 from edge_tr.report_child import PROMPTS
 from edge_tr.target import Batch, Float32
 from edge_tr.tree import TreeTemplate
-from edge_tr.trial import Trial
+from edge_tr.trial import Trial, random_text
 
 pytestmark = pytest.mark.gpu
 
@@ -67,7 +67,7 @@ def test_the_doctor_has_nothing_to_say_about_the_gpu() -> None:
 
 def test_a_tree_gives_the_rows_of_its_paths(target: LlamaTarget) -> None:
     """Each node's row is, within rounding, that of its path decoded token by token."""
-    trial = Trial(target, 16)
+    trial = Trial(target, 16, *random_text(target))
     trial.read(40)
     trial.grow(16)
     trial.plant()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from edge_tr import generate
+from edge_tr import measure
 from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.candidates import Candidates
 from edge_tr.cost import StepCosts
@@ -85,7 +85,7 @@ def test_a_failure_while_measuring_costs_nothing(monkeypatch: pytest.MonkeyPatch
         target.seq_cp(0, 1, 0, lanes.n_past)
         raise DecodeError("no memory")
 
-    monkeypatch.setattr(generate, "measure_behind", fail)
+    monkeypatch.setattr(measure, "measure_behind", fail)
     prompt = [i % target.n_vocab for i in range(20)]
     text = [t for step in decoder.generate(prompt, max_tokens=40) for t in step]
     assert text == target.model.generate(prompt, target.n_ctx, max_tokens=40)

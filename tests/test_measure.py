@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from fake_target import FakeTarget
 
@@ -9,7 +8,7 @@ from edge_tr.errors import ConfigError
 from edge_tr.measure import measure_behind, measure_costs
 from edge_tr.target import Batch, Float32
 from edge_tr.topk import TopK
-from edge_tr.trial import Trial
+from edge_tr.trial import Trial, random_text
 
 
 def test_every_width_is_measured_and_the_cache_left_empty() -> None:
@@ -118,11 +117,10 @@ def test_costs_of_a_machine_that_stays_busy_say_so(timed: TimedTarget) -> None:
 
 def behind(target: TimedTarget, n_past: int) -> dict[int, float]:
     """Measure behind a text of ``n_past`` tokens; the cache must hold just that afterwards."""
-    tokens = np.arange(target.n_ctx, dtype=np.int32) % target.n_vocab
-    trial = Trial(target, 2, tokens=tokens)
-    trial.read(n_past)
-    seconds = measure_behind(target, TopK(4), trial.lanes, tokens, target.change_s)
-    assert target.assert_only_committed(tokens.tolist()) == n_past == trial.lanes.n_past
+    lanes, tokens = random_text(target)
+    Trial(target, 2, lanes, tokens).read(n_past)
+    seconds = measure_behind(target, TopK(4), lanes, tokens, target.change_s)
+    assert target.assert_only_committed(tokens.tolist()) == n_past == lanes.n_past
     return seconds
 
 
