@@ -35,6 +35,7 @@ from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.machine import facts
 from edge_tr.measuring.kept_costs import costs_of
+from edge_tr.measuring.steps import extend_costs
 from edge_tr.session import Session
 from edge_tr.target import Int32
 
@@ -72,7 +73,13 @@ class Recycled:
             max_lanes=self._target.n_lanes,
         )
         recycler.compile()
-        return Decoder(self._target, recycler, costs=costs, n_threads=n_threads)
+        return Decoder(
+            self._target,
+            recycler,
+            costs=costs,
+            n_threads=n_threads,
+            measure_behind=extend_costs,
+        )
 
     def _extend(self, table: CostTable) -> None:
         self._table = table

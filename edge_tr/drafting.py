@@ -19,6 +19,7 @@ from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, MatrixFileError
 from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget_costs, save_costs
+from edge_tr.measuring.steps import extend_costs
 from edge_tr.measuring.widths import WidthProbe, probe_widths
 
 _PROBED_WIDTH = 16
@@ -118,7 +119,14 @@ class Drafting:
             return Decoder(target)
         n_threads = default_threads()
         costs, drafter = self._make_drafter(n_threads)
-        return Decoder(target, drafter, costs=costs, max_width=max_width, n_threads=n_threads)
+        return Decoder(
+            target,
+            drafter,
+            costs=costs,
+            max_width=max_width,
+            n_threads=n_threads,
+            measure_behind=extend_costs,
+        )
 
     def _make_drafter(self, n_threads: int) -> tuple[StepCosts | None, Drafter]:
         config, target = self.draft, self.target

@@ -41,7 +41,7 @@ def far_decoder(n_ctx: int = 64) -> tuple[Decoder, FakeTarget, FarCosts]:
     drafter = GrownTreeDrafter(
         Candidates(AdjacencyMatrix(target.n_vocab, 4)), n_ctx=n_ctx, max_lanes=8
     )
-    return Decoder(target, drafter, costs=costs), target, costs
+    return Decoder(target, drafter, costs=costs, measure_behind=steps.extend_costs), target, costs
 
 
 @pytest.mark.parametrize("n_prompt", [17, 20, 40])
@@ -73,7 +73,7 @@ def test_the_row_of_the_prompt_is_still_there_when_it_is_asked_for() -> None:
 def test_nothing_is_measured_where_it_cannot_pay(n_prompt: int, max_tokens: int) -> None:
     decoder, target, costs = far_decoder()
     if n_prompt == 0:
-        decoder, n_prompt = Decoder(target, costs=costs), 20
+        decoder, n_prompt = Decoder(target, costs=costs, measure_behind=steps.extend_costs), 20
     prompt = [i % target.n_vocab for i in range(n_prompt)]
     for _ in decoder.generate(prompt, max_tokens=max_tokens):
         pass

@@ -16,7 +16,6 @@ from edge_tr.decode.topk import TopK
 from edge_tr.decode.verify import Step
 from edge_tr.drafts.draft import Draft, Drafter
 from edge_tr.errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
-from edge_tr.measuring.steps import extend_costs
 from edge_tr.stats import Stats
 from edge_tr.target import Batch, Float32, Int32, TargetModel
 
@@ -28,6 +27,9 @@ _IDLE_STEPS = 6
 
 _WORTH_MEASURING = 32
 """Tokens of an answer from which on it is worth to measure steps behind a long prompt."""
+
+MeasureBehind = Callable[[StepCosts, TargetModel, TopK, LaneCache, Int32, int], None]
+"""Has the costs know what steps take behind the text that the cache holds; leaves no trace."""
 
 RowSink = Callable[[int, Float32], None]
 """Takes the position of the first of some neighbouring tokens and their rows of logits."""
@@ -47,6 +49,8 @@ class Decoder:
     max_width : most tokens in one decode step; the widths that the width probe found bit-equal
         make the text exact. None allows what the target's batch allows. May be set later.
     n_threads : threads for the top-k of large vocabularies.
+    measure_behind : ``measuring.steps.extend_costs``, called before the last part of a prompt that
+        is far longer than the contexts that ``costs`` were measured at; None leaves it out.
 
     Attributes
     ----------
@@ -68,6 +72,7 @@ class Decoder:
         costs: StepCosts | None = None,
         max_width: int | None = None,
         n_threads: int = 1,
+        measure_behind: MeasureBehind | None = None,
     ) -> None:
         if max_width is not None and max_width < 1:
             raise ConfigError(f"max_width {max_width} is not allowed; it must be 1 or more")
@@ -82,6 +87,7 @@ class Decoder:
         self._batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
         self._topk = TopK(drafter.k if drafter else 1, n_threads)
         self._lanes = LaneCache(target)
+        self._measure_behind = measure_behind
         self.costs = costs or StepCosts()
         self.buffer = self._tokens = np.zeros(target.n_ctx, dtype=np.int32)
         self._n_tokens = 0
@@ -331,10 +337,10 @@ class Decoder:
                 raise CancelledError("the generation was cancelled")
             chunk = prompt[n_past : n_past + most]
             n_after = len(prompt) - n_past - len(chunk)
-            is_worth = self.drafter is not None and budget >= _WORTH_MEASURING
-            if n_after == 0 and is_worth and self.costs.is_far(n_past):
+            measure = self._measure_behind if self.drafter and budget >= _WORTH_MEASURING else None
+            if n_after == 0 and measure is not None and self.costs.is_far(n_past):
                 cache = self._lanes, self._tokens
-                extend_costs(self.costs, self.target, self._topk, *cache, self.max_width)
+                measure(self.costs, self.target, self._topk, *cache, self.max_width)
             n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
             n_rows = len(chunk) if rows else max(n_harvest, int(n_after == 0))
             self._batch.set_chain(chunk, n_past, want_rows=n_rows)
