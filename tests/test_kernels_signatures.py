@@ -17,15 +17,15 @@ import numpy as np
 from drafters import OracleDrafter
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.decode.decoder import Decoder
 from edge_tr.kernels import candidates, topk, tree
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
-from edge_tr.sampling import TemperatureSampler
+from edge_tr.decode.sampling import TemperatureSampler
 from edge_tr.decode.topk import TopK
 from edge_tr.drafts.template import TreeTemplate
 

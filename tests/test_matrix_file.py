@@ -402,8 +402,8 @@ def test_matrix_with_a_wrong_candidate_is_not_saved(saved: Path) -> None:
 CHILD = f"""
 import os, sys
 from pathlib import Path
-from edge_tr import store
-from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr.drafts import matrix_file as store
+from edge_tr.drafts.adjacency import AdjacencyMatrix
 path, seed, n = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 matrix = AdjacencyMatrix.random({N_VOCAB}, {K}, seed=seed)
 if n == 0:
