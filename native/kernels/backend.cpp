@@ -21,7 +21,7 @@ static_assert((int) F16 == GGML_TYPE_F16 && (int) Q4_0 == GGML_TYPE_Q4_0 && (int
               (int) Q8_0 == GGML_TYPE_Q8_0 && (int) Q4_K == GGML_TYPE_Q4_K && (int) Q6_K == GGML_TYPE_Q6_K &&
               (int) IQ4_NL == GGML_TYPE_IQ4_NL && (int) BF16 == GGML_TYPE_BF16, "GGUF's numbers of types");
 
-constexpr int     SMALL_BATCH = 16;            // widest batch for which the plain tensors are ours
+constexpr int     SMALL_BATCH = 64;            // widest batch whose other tensors are ours
 constexpr int64_t QUANTIZE_ALONE = 16 * 1024;  // up to so many activations each thread quantises all
 constexpr int     TILE = 128;                  // tokens for which a panel stays in the cache
 constexpr size_t  LINE = 64;
@@ -368,6 +368,16 @@ class SetValues : public ggml::cpu::tensor_traits {
 
 // -- switches --
 
+// A processor with AMX tiles reads prompts faster with llama.cpp's own packing, so there the weights
+// are ours only if asked for.
+static int preferred() {
+#if defined(__AMX_INT8__)
+    return EDGE_TR_DENSE | EDGE_TR_ATTENTION;
+#else
+    return EDGE_TR_WEIGHTS | EDGE_TR_DENSE | EDGE_TR_ATTENTION;
+#endif
+}
+
 static int possible() {
 #if defined(EDGE_KERNELS)
     return EDGE_TR_WEIGHTS | EDGE_TR_DENSE | EDGE_TR_ATTENTION;
@@ -379,7 +389,7 @@ static int possible() {
 static std::atomic<int> & parts() {
     static std::atomic<int> value([] {
         const char * text = std::getenv("EDGE_TR_KERNELS");
-        return (text && *text ? std::atoi(text) : possible()) & possible();
+        return (text && *text ? std::atoi(text) : preferred()) & possible();
     }());
     return value;
 }
