@@ -13,8 +13,8 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from contextlib import contextmanager
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic, process_time, sleep
 from typing import Any
@@ -140,7 +140,8 @@ class Remote:
 
     def close(self) -> None:
         """End the process."""
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
         self._process.stdin.close()
         self._process.wait()
         self._process.stdout.close()

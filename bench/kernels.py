@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from functools import partial
 from math import prod
 from pathlib import Path
 from statistics import median
@@ -31,13 +32,15 @@ from . import peak
 from .products import Products, Shape, Weights, weight_bytes
 
 TYPES = ("Q4_0", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "Q4_1", "Q5_0", "Q5_1", "IQ4_NL", "F16", "BF16")
-FULL = {"types": TYPES, "sizes": ("1b", "8b"), "widths": (*range(1, 17), 32)}
-QUICK = {"types": ("Q4_0", "Q6_K", "F16"), "sizes": ("1b",), "widths": (1, 2, 4, 8, 16)}
+SIZES, QUICK_SIZES = ("1b", "8b"), ("1b",)
+WIDTHS, QUICK_WIDTHS = (*range(1, 17), 32), (1, 2, 4, 8, 16)
+QUICK_TYPES = ("Q4_0", "Q6_K", "F16")
 PREFILL = 512
 SLOWER = 1.02
 """A cell in which ours takes more than this many times what llama.cpp's takes counts."""
 
 _LEAST_PAIRS, _MOST_PAIRS = 3, 25
+_UNCLEAR_PAIRS = 7
 _CLEAR = 0.9
 _PAIR_S = 0.5
 _CACHE_BYTES = 64 << 20  # taken where the system does not say
@@ -73,8 +76,8 @@ def n_layers(layer_bytes: int, cache_bytes: int) -> int:
 def in_turn(first: Callable[[], float], second: Callable[[], float]) -> tuple[float, float]:
     """Median seconds of two that take turns, the order turned round from pair to pair.
 
-    Stops after half a second where the first is clearly faster, and goes on for three where it
-    is not.
+    Stops after half a second where the first is clearly faster, and goes on for three, and for
+    seven pairs, where it is not.
     """
     first(), second()
     pairs: list[tuple[float, float]] = []
@@ -88,8 +91,11 @@ def in_turn(first: Callable[[], float], second: Callable[[], float]) -> tuple[fl
         if len(pairs) < _LEAST_PAIRS:
             continue
         one, two = (median(side) for side in zip(*pairs, strict=True))
-        allowed_s = _PAIR_S if one < _CLEAR * two else 6 * _PAIR_S
-        if perf_counter() - started > allowed_s:
+        clear = one < _CLEAR * two
+        spent_s = perf_counter() - started
+        if spent_s > (_PAIR_S if clear else 6 * _PAIR_S) and (
+            clear or len(pairs) >= _UNCLEAR_PAIRS
+        ):
             break
     return median(p[0] for p in pairs), median(p[1] for p in pairs)
 
@@ -121,8 +127,7 @@ def _cells(
         for n, n_threads in wanted:
             with closing(Products(ours, n)) as first, closing(Products(own, n)) as second:
                 taken = in_turn(
-                    lambda first=first: first.seconds(n_threads),  # type: ignore[misc]
-                    lambda second=second: second.seconds(n_threads),  # type: ignore[misc]
+                    partial(first.seconds, n_threads), partial(second.seconds, n_threads)
                 )
             yield cell(kind, size, shapes, n, n_threads, taken) | {"llama.cpp": own.buffer_type}
 
@@ -173,9 +178,7 @@ def summary(cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "bench": "kernels",
         "n_cells": len(small),
         "slower": len(slower),
-        "slower_cells": [
-            [c["type"], c["shape"], c["threads"], c["n"], c["ratio"]] for c in slower
-        ],
+        "slower_cells": [[c["type"], c["shape"], c["threads"], c["n"], c["ratio"]] for c in slower],
         "prefill_ratio": min(prefill.values(), default=None),
         "prefill": prefill,
     }
@@ -208,9 +211,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not kernels.info() or not kernels.active():
         print("error: this build has no kernels of ours to compare", file=sys.stderr)
         return 1
-    plan = QUICK if options.quick else FULL
-    types, sizes, widths = (getattr(options, key) or plan[key] for key in plan)
-    threads = options.threads or ([2] if options.quick else [1, 2])
+    types = options.types or (QUICK_TYPES if options.quick else TYPES)
+    sizes = options.sizes or (QUICK_SIZES if options.quick else SIZES)
+    widths = options.widths or (QUICK_WIDTHS if options.quick else WIDTHS)
+    threads = options.threads or ((2,) if options.quick else (1, 2))
     started = perf_counter()
     peaks = {n: peak.measure(n) for n in threads}
     for n, found in peaks.items():
