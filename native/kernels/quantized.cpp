@@ -43,7 +43,7 @@ static float largest(const float * x, int n) {
 // 32 or 256 activations of one token as signed bytes with one scale. `sums16` gets the sum of each 16.
 static float quantize_block(const float * x, int n, int8_t * q, int32_t * sums16) {
     const float m = largest(x, n);
-    const floats id = set(m > 0 ? 127.0f / m : 0.0f);
+    const floats id = set(m > 1e-36f ? 127.0f / m : 0.0f);  // below, 127 / m would be infinite
     for (int i = 0; i < n; i += 16) {
         int32_t sum = 0;
         for (int j = 0; j < 16; j += LANES) sum += quantize(x + i + j, id, q + i + j);
