@@ -4,7 +4,7 @@ namespace edge {
 
 #if defined(EDGE_KERNELS)
 
-constexpr int64_t AHEAD = 1024;  // bytes; quants are asked for this far before they are needed
+constexpr int64_t AHEAD = 4096;  // bytes; quants are asked for this far before they are needed
 
 EDGE_INLINE void prefetch(const void * p) {
 #    if defined(__GNUC__)
