@@ -24,8 +24,8 @@ from typing import Any
 
 import gguf
 
-from edge_tr import machine
 from edge_tr.llama import kernels
+from edge_tr.machine import facts as machine
 from edge_tr.models.shapes import SHAPES
 
 from . import peak

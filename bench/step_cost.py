@@ -18,12 +18,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr import machine, models
+from edge_tr import models
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama import kernels
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.trial import Trial, random_text
+from edge_tr.machine import facts as machine
+from edge_tr.measuring.trial import Trial, random_text
 
 from . import builds
 
