@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.chat.messages import ChatTemplate
+from edge_tr.chat.messages import ChatTemplate, Message
 from edge_tr.errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import GGUFInfo, inspect
@@ -28,7 +28,6 @@ class Model(Closing):
     ----------
     path : the file, or the first part of a split model.
     n_gpu_layers : layers to place on the GPU; -1 = all. Without a GPU back end it does nothing.
-    use_mmap : map the file instead of reading it.
     rpc : RPC servers, ``host:port``, that take layers too; ``n_gpu_layers`` counts theirs.
 
     Raises
@@ -44,7 +43,6 @@ class Model(Closing):
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
-        use_mmap: bool = True,
         rpc: str | Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
@@ -57,8 +55,6 @@ class Model(Closing):
         init_backend()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
-        if not use_mmap:
-            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         self._servers = Servers(rpc, n_gpu_layers)
         self.rpc = self._servers.names
         self._servers.write_to(params)
@@ -69,6 +65,7 @@ class Model(Closing):
             raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
         self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.n_embd = int(lib.llama_model_n_embd(self.pointer))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
         if lib.llama_model_is_diffusion(self.pointer):
             self.close()
@@ -90,7 +87,7 @@ class Model(Closing):
         add_special : put the model's begin-of-text token in front, where it has one.
         parse_special : read special tokens written in the text as such.
         """
-        data = text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-8", "replace")
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
@@ -121,17 +118,36 @@ class Model(Closing):
         """The model's own chat template, or None where it has none."""
         return chat_template(self.pointer)
 
-    def chat_tokens(self, messages: list[dict[str, str]]) -> Int32 | None:
-        """Token ids of the messages in the model's own chat template, int32[n]; None where it has
-        none.
+    def chat_tokens(
+        self,
+        messages: str | Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        must: bool = False,
+    ) -> Int32:
+        """Token ids of a conversation that the assistant is to continue, int32[n].
+
+        Parameters
+        ----------
+        messages : of the conversation, or the text of the user's only one.
+        tools : those that the assistant may call.
+        must : raise where the model has no chat template; else the texts of the messages are
+            continued there.
 
         Raises
         ------
-        ConfigError : the template refuses the messages.
+        ConfigError : there is no template, it cannot be read, or it refuses the messages.
         """
-        if self.chat_template is None:
-            return None
-        return self.tokenize(self.chat_template.render(messages), add_special=False)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.chat_template is not None:
+            return self.tokenize(self.chat_template.render(messages, tools), add_special=False)
+        if must:
+            raise ConfigError(
+                f"{self.path.name} has no chat template, so it can only continue a text"
+            )
+        text = "\n\n".join(str(message["content"]) for message in messages)
+        return self.tokenize(text, parse_special=False)
 
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""

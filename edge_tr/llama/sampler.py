@@ -4,12 +4,20 @@ from __future__ import annotations
 
 import secrets
 import weakref
+from collections.abc import Mapping
 from typing import Any
 
 from edge_tr.config import SamplingConfig
+from edge_tr.errors import ConfigError
 from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.target import Float32
+
+_N_PENALIZED = 64
+"""Last tokens that the penalties look at, as in ``llama_cpp.Llama``."""
+
+_MIROSTAT_M = 100
+"""Tokens that the first version of Mirostat estimates from, as in ``llama_cpp.Llama``."""
 
 
 class LlamaSampler:
@@ -23,28 +31,49 @@ class LlamaSampler:
     Attributes
     ----------
     seed : the seed in use.
+
+    Raises
+    ------
+    ConfigError : the grammar cannot be read, or a biased token is not in the vocabulary.
     """
 
     def __init__(self, target: LlamaTarget, config: SamplingConfig) -> None:
         self._target = target
         self.seed = secrets.randbelow(1 << 32) if config.seed is None else config.seed
         self._chain: Any = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
-        for sampler in self._samplers(config):
-            lib.llama_sampler_chain_add(self._chain, sampler)
         weakref.finalize(self, lib.llama_sampler_free, self._chain)
+        for sampler in (*self._adjusting(config), *self._choosing(config)):
+            lib.llama_sampler_chain_add(self._chain, sampler)
 
-    def _samplers(self, config: SamplingConfig) -> list[Any]:
-        penalties = lib.llama_sampler_init_penalties(
-            self._target.n_vocab,
-            64,
-            config.repeat_penalty,
-            config.frequency_penalty,
-            config.presence_penalty,
+    def _adjusting(self, config: SamplingConfig) -> list[Any]:
+        """What changes logits before one is chosen."""
+        samplers = []
+        if config.logit_bias:
+            samplers.append(_bias(config.logit_bias, self._target.n_vocab))
+        samplers.append(
+            lib.llama_sampler_init_penalties(
+                self._target.n_vocab,
+                _N_PENALIZED,
+                config.repeat_penalty,
+                config.frequency_penalty,
+                config.presence_penalty,
+            )
         )
+        if config.grammar is not None:
+            samplers.append(_grammar(config.grammar, self._target.model.vocab))
+        return samplers
+
+    def _choosing(self, config: SamplingConfig) -> list[Any]:
+        """What cuts off, and draws."""
         if config.temperature == 0:
-            return [penalties, lib.llama_sampler_init_greedy()]
+            return [lib.llama_sampler_init_greedy()]
+        tau, eta = config.mirostat_tau, config.mirostat_eta
+        if config.mirostat_mode == 1:
+            n_vocab = self._target.n_vocab
+            return [lib.llama_sampler_init_mirostat(n_vocab, self.seed, tau, eta, _MIROSTAT_M)]
+        if config.mirostat_mode == 2:
+            return [lib.llama_sampler_init_mirostat_v2(self.seed, tau, eta)]
         return [
-            penalties,
             lib.llama_sampler_init_top_k(config.top_k),
             lib.llama_sampler_init_typical(config.typical_p, 1),
             lib.llama_sampler_init_top_p(config.top_p, 1),
@@ -55,3 +84,23 @@ class LlamaSampler:
 
     def sample(self, batch_index: int, logits: Float32) -> int:
         return int(lib.llama_sampler_sample(self._chain, self._target.pointer, batch_index))
+
+
+def _bias(logit_bias: Mapping[int, float], n_vocab: int) -> Any:
+    wrong = [token for token in logit_bias if not 0 <= token < n_vocab]
+    if wrong:
+        raise ConfigError(f"logit_bias names token {wrong[0]}, which the model lacks")
+    biases = (lib.llama_logit_bias * len(logit_bias))()
+    for entry, (token, bias) in zip(biases, logit_bias.items(), strict=True):
+        entry.token, entry.bias = token, bias
+    return lib.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
+
+
+def _grammar(grammar: str, vocab: Any) -> Any:
+    sampler = lib.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
+    if not sampler:
+        raise ConfigError(
+            "the grammar cannot be read; it must be GBNF with a rule named root; llama.cpp's own "
+            "reason is on stderr"
+        )
+    return sampler

@@ -9,23 +9,28 @@ from llama_cpp.server import types
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
-from edge_tr.completion import CompletionConfig, schema_grammar
+from edge_tr.answer import AnswerConfig
+from edge_tr.config import SamplingConfig
+from edge_tr.llama.schema_grammar import schema_grammar
 from edge_tr.server.errors import RequestError
 
-_GENERATE = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "mirostat_mode": "mirostat_mode",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
-"""Fields of a request by name, and the arguments of ``Llama.generate`` that they become."""
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+"""Fields of a request that ``SamplingConfig`` has too."""
+
+_RANDOM_SEEDS = (-1, (1 << 32) - 1)
+"""Seeds that stand for a fresh one, the second in llama.cpp."""
 
 _UNSUPPORTED = {
     "functions": "; use tools and tool_choice",
@@ -136,7 +141,7 @@ def _refusal(error: ValidationError) -> RequestError:
     return RequestError(400, f"{param}: {shown}{' or '.join(told)}", param=param)
 
 
-def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -> CompletionConfig:
+def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -> AnswerConfig:
     """What a request asks of the model."""
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     limit = request.max_tokens
@@ -150,13 +155,16 @@ def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -
         if not (token.isascii() and token.isdecimal()):
             told = f"logit_bias of {token!r} is not allowed; its keys must be token ids"
             raise RequestError(400, told, param="logit_bias")
-    return CompletionConfig(
-        max_tokens=None if limit == -1 else limit,
-        stops=stops,
-        sampling={argument: getattr(request, name) for name, argument in _GENERATE.items()},
-        seed=None if request.seed == -1 else request.seed,
+    sampling = SamplingConfig(
+        **{name: getattr(request, name) for name in _SAMPLING},
         grammar=grammar if request.grammar is None else request.grammar,
         logit_bias={int(token): value for token, value in bias.items()},
+        seed=None if request.seed in _RANDOM_SEEDS else request.seed,
+    )
+    return AnswerConfig(
+        max_tokens=None if limit == -1 else limit,
+        stops=stops,
+        sampling=sampling,
         n_logprobs=n_logprobs,
     )
 
