@@ -505,7 +505,7 @@ void check_attention(const Case & c) {
     };
     for (int threads : {2, 3}) compare(p.run(0, c.tokens, c.cells, threads), 0, c.tokens, -1, "with more threads");
     for (int64_t t = 0; t < c.tokens; t++) compare(p.run(t, 1, c.cells, 1 + (int) t % 2), t, 1, -1, "alone");
-    for (int64_t n = 2; n < c.tokens; n++) {
+    for (int64_t n = 2; n < c.tokens; n += n < 16 ? 1 : 9) {
         const int64_t first = rng.below((int) (c.tokens - n) + 1);
         compare(p.run(first, n, c.cells, 2), first, n, -1, "in another width");
     }
@@ -527,6 +527,45 @@ void check_attention(const Case & c) {
     compare(p.run(0, c.tokens, c.cells, 2), 0, c.tokens, sick, "beside a NaN");
 }
 
+// -- softmax --
+
+void check_softmax(int64_t n, int mask_type, bool sink) {  // mask_type < 0: none
+    Floats x = random_row(n + 40, 0);
+    for (float & v : x) v *= 10;
+    Bytes mask((size_t) ((n + 40) * (mask_type == edge::F32 ? 4 : 2)));
+    for (int64_t i = 0; i < n + 40 && mask_type >= 0; i++) {
+        const bool hidden = i >= n || rng.below(3) == 0;
+        const float value = -(float) rng.below(20);
+        if (mask_type == edge::F32) set_element(mask_type, mask.data(), i, hidden ? -INFINITY : value);
+        else write16(mask.data() + 2 * i, hidden ? 0xfc00 : to_half(value));
+    }
+    const float sinks = rng.normal();
+    edge::Softmax s = {n, 0.3f, 0.5f, mask_type, mask_type < 0 ? nullptr : (const char *) mask.data(), sink ? &sinks : nullptr};
+    Floats y((size_t) n + 3, 7.0f);
+    edge::softmax(s, x.data(), y.data());
+    std::vector<double> want;
+    double top = sink ? sinks : -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        want.push_back(0.3 * x[(size_t) i] + (mask_type < 0 ? 0 : 0.5 * element(mask_type, mask.data(), i)));
+        top = std::fmax(top, want.back());
+    }
+    double sum = sink ? std::exp(sinks - top) : 0, off = 0;
+    for (double & w : want) sum += w = std::isinf(top) ? 0 : std::exp(w - top);
+    for (int64_t i = 0; i < n; i++) {
+        off = std::fmax(off, std::fabs(y[(size_t) i] - (sum == 0 ? 0 : want[(size_t) i] / sum)));
+        check(std::isfinite(y[(size_t) i]), "softmax of %d: not finite", (int) n);
+    }
+    check(off < 4e-6, "softmax of %d, mask %d%s: off by %g", (int) n, mask_type, sink ? ", sink" : "", off);
+    for (int i = 0; i < 3; i++) check(y[(size_t) (n + i)] == 7.0f, "softmax of %d wrote behind its end", (int) n);
+    if (mask_type < 0) return;
+    s.n = n + 40;
+    Floats longer((size_t) s.n, NAN);
+    edge::softmax(s, x.data(), longer.data());
+    bool equal = true;
+    for (int64_t i = 0; i < s.n; i++) equal &= same(longer[(size_t) i], i < n ? y[(size_t) i] : 0.0f);
+    check(equal, "softmax of %d differs with hidden cells behind", (int) n);
+}
+
 void check_attentions() {
     const int types[] = {edge::F16, edge::Q8_0, edge::BF16, edge::F32}, sizes[] = {64, 80, 96, 128, 256};
     const int cells[] = {1, 37, 128, 200, 300, 400};
@@ -540,7 +579,7 @@ void check_attentions() {
         if (c.v_type == edge::Q8_0) c.v_size = (c.v_size + 31) / 32 * 32;
         c.kv_heads = 1 + i % 2;
         c.heads = c.kv_heads * (1 + rng.below(4));
-        c.tokens = i % 6 == 0 ? 16 : 1 + rng.below(8);
+        c.tokens = i == 7 ? 37 : i % 6 == 0 ? 16 : 1 + rng.below(8);
         c.cells = cells[rng.below(6)];
         c.mask = i % 6;
         c.sinks = rng.below(3) == 0;
@@ -565,6 +604,9 @@ int main(int argc, char ** argv) {
     for (int type : {edge::F16, edge::BF16, edge::F32}) {
         const int rows[] = {1, 3, 8, 9, 16, 37}, columns[] = {1, 5, 16, 17, 64, 83, 259};
         for (int c : columns) check_dense(type, rows[rng.below(6)], c);
+    }
+    for (int n : {1, 7, 16, 33, 64, 100, 257}) {
+        for (int type : {-1, (int) edge::F16, (int) edge::F32}) check_softmax(n, type, rng.below(2));
     }
     check_attentions();
     const char * isa = edge::ISA;
