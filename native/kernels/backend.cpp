@@ -457,7 +457,8 @@ class BufferType : public ggml::cpu::extra_buffer_type {
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const bool plain = op->op == GGML_OP_MUL_MAT, by_id = op->op == GGML_OP_MUL_MAT_ID;
-        if (!(plain || by_id) || !ours(op->src[0]) || !active(EDGE_TR_WEIGHTS)) return false;
+        if (!(plain || by_id) || !ours(op->src[0])) return false;
+        if (!op->src[0]->data && !active(EDGE_TR_WEIGHTS)) return false;  // asked before weights are placed
         if (!format(op->src[0]->type) || ggml_n_dims(op->src[0]) != (plain ? 2 : 3)) return false;
         const ggml_tensor * x = op->src[1];
         return x->type == GGML_TYPE_F32 && (!x->buffer || ggml_backend_buft_is_host(x->buffer->buft));
