@@ -20,7 +20,7 @@ from time import monotonic, process_time, sleep
 from typing import Any
 
 from edge_tr.errors import EdgeTRError
-from edge_tr.paths import cache_dir
+from edge_tr.files.paths import cache_dir
 from native.build import Plan, build, make_plan
 
 ROOT = Path(__file__).resolve().parent.parent

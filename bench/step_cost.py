@@ -18,12 +18,13 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr import machine, models
+from edge_tr import models
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama import kernels
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.trial import Trial, random_text
+from edge_tr.machine import facts
+from edge_tr.measuring.trial import Trial, random_text
 
 from . import builds
 
@@ -225,7 +226,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--rounds", type=int, default=6, help="of both builds (default 6)")
     parser.add_argument("--steps", type=int, default=3, help="of each width in a round")
-    parser.add_argument("--threads", type=int, default=machine.n_cores())
+    parser.add_argument("--threads", type=int, default=facts.n_cores())
     parser.add_argument(
         "--flash-attn", choices=("off", "on", "both"), default="both", help="(default both)"
     )
@@ -257,7 +258,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "models": found,
         "missed": missed(found, targets),
         "settings": vars(options),
-        "machine": {"processor": machine.processor(), "cores": machine.n_cores()},
+        "machine": {"processor": facts.processor(), "cores": facts.n_cores()},
     }
     for line in result["missed"]:
         print("missed: {} {} {} tokens: {} instead of at most {}".format(*line))

@@ -6,16 +6,17 @@
 
 namespace edge {
 
+float alibi_slope(int64_t head, int64_t n_heads, float max_bias) {
+    if (max_bias <= 0) return 1.0f;
+    const uint32_t power = 1u << (uint32_t) std::floor(std::log2((double) n_heads));
+    const float m0 = std::pow(2.0f, -max_bias / power);
+    const float m1 = std::pow(2.0f, -max_bias / 2.0f / power);
+    return head < power ? std::pow(m0, (float) (head + 1)) : std::pow(m1, (float) (2 * (head - power) + 1));
+}
+
 #if defined(EDGE_KERNELS)
 
 struct Q8Block { uint16_t d; int8_t q[32]; };
-
-static float half_to_float(uint16_t h) {
-    alignas(64) uint16_t in[LANES] = {h};
-    float out[LANES];
-    store(out, load_f16(in));
-    return out[0];
-}
 
 // One row of a cache as floats.
 static void expand(int type, const char * row, int64_t n, float * out) {
@@ -45,7 +46,7 @@ static bool fits(const Cache & c) {
 }
 
 bool has_attention(const Attention & a) {
-    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= 16 &&
+    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= 64 &&
            a.n_tokens * shared_heads(a) <= 1024 && (!a.mask || a.n_heads % a.mask_heads == 0);
 }
 
@@ -82,14 +83,6 @@ static bool any_visible(const Attention & a, int64_t first_head, int64_t cell, i
         }
     }
     return false;
-}
-
-static float slope_of(const Attention & a, int64_t head) {
-    if (a.max_bias <= 0) return 1.0f;
-    const uint32_t power = 1u << (uint32_t) std::floor(std::log2((double) a.n_heads));
-    const float m0 = std::pow(2.0f, -a.max_bias / power);
-    const float m1 = std::pow(2.0f, -a.max_bias / 2.0f / power);
-    return head < power ? std::pow(m0, (float) (head + 1)) : std::pow(m1, (float) (2 * (head - power) + 1));
 }
 
 // Scores of n <= CHUNK cells become weights; behind the last cell they are 0. The largest score and
@@ -212,7 +205,7 @@ static void one_chunk(const Attention & a, int64_t kv_head, int64_t chunk, char 
     dense_product(k.type, k.data, k.stride, n, a.k.size, x, (int) queries, s);
     for (int64_t i = 0; i < queries; i++) {
         const int64_t head = kv_head * group + i / a.n_tokens, token = i % a.n_tokens;
-        weigh(a, s[i], n, mask_row(a, token, head, cell), slope_of(a, head), out[i]);
+        weigh(a, s[i], n, mask_row(a, token, head, cell), alibi_slope(head, a.n_heads, a.max_bias), out[i]);
         if (out[i][0] == -INFINITY) memset(s[i], 0, n * sizeof(float));
         out[i] += 2;
     }
@@ -254,8 +247,63 @@ void attention_combine(const Attention & a, int thread, int threads, const char 
     }
 }
 
+static floats tail(const float * x, int64_t n, float fill) {
+    float all[LANES];
+    for (int64_t i = 0; i < LANES; i++) all[i] = i < n ? x[i] : fill;
+    return load(all);
+}
+
+static floats mask_of(const Softmax & s, int64_t i) {
+    if (i + LANES > s.n) {
+        float all[LANES] = {};
+        for (int64_t j = i; j < s.n; j++) {
+            all[j - i] = s.mask_type == F16 ? half_to_float(((const uint16_t *) s.mask)[j]) : ((const float *) s.mask)[j];
+        }
+        return load(all);
+    }
+    return s.mask_type == F16 ? load_f16((const uint16_t *) s.mask + i) : load((const float *) s.mask + i);
+}
+
+void softmax(const Softmax & s, const float * x, float * y) {
+    const floats scale = set(s.scale), slope = set(s.slope);
+    floats       largest = set(s.sink ? *s.sink : -INFINITY);
+    const auto   keep = [&](int64_t i, floats v) {
+        if (i + LANES <= s.n) {
+            store(y + i, v);
+            return;
+        }
+        float all[LANES];
+        store(all, v);
+        memcpy(y + i, all, (size_t) (s.n - i) * sizeof(float));
+    };
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        floats v = mul(i + LANES <= s.n ? load(x + i) : tail(x + i, s.n - i, -INFINITY), scale);
+        if (s.mask) v = fma(mask_of(s, i), slope, v);
+        keep(i, v);
+        largest = max(largest, v);
+    }
+    float all[LANES];
+    store(all, largest);
+    float top = all[0];
+    for (int i = 1; i < LANES; i++) top = all[i] > top ? all[i] : top;
+    const floats shift = set(top == -INFINITY ? 0.0f : -top);
+    floats       sum = zero();
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        const floats v = i + LANES <= s.n ? load(y + i) : tail(y + i, s.n - i, -INFINITY);
+        const floats w = exp_negative(add(v, shift));
+        keep(i, w);
+        sum = add(sum, w);
+    }
+    const float  total = reduce(sum) + (s.sink ? std::exp(*s.sink - top) : 0.0f);
+    const floats inverse = set(total == 0 ? 0.0f : 1.0f / total);
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        keep(i, mul(i + LANES <= s.n ? load(y + i) : tail(y + i, s.n - i, 0), inverse));
+    }
+}
+
 #else
 
+void   softmax(const Softmax &, const float *, float *) {}
 bool   has_attention(const Attention &) { return false; }
 size_t attention_scratch_bytes(const Attention &) { return 0; }
 size_t attention_partial_bytes(const Attention &) { return 0; }

@@ -41,4 +41,17 @@ size_t attention_partial_bytes(const Attention & a);   // shared
 void attention_chunks(const Attention & a, int thread, int threads, char * scratch, char * partials);
 void attention_combine(const Attention & a, int thread, int threads, const char * partials);
 
+// One row of attention weights out of scores, as ggml's soft_max with its mask, slope and sink:
+// y[i] = e^(scale x[i] + slope mask[i]) over their sum. Zeros at the end of a row change nothing.
+struct Softmax {
+    int64_t n;
+    float   scale, slope;
+    int     mask_type;   // F16 or F32
+    const char * mask;   // or NULL
+    const float * sink;  // or NULL
+};
+void softmax(const Softmax & s, const float * x, float * y);
+
+float alibi_slope(int64_t head, int64_t n_heads, float max_bias);
+
 }  // namespace edge
