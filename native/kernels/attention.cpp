@@ -46,7 +46,7 @@ static bool fits(const Cache & c) {
 }
 
 bool has_attention(const Attention & a) {
-    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= 64 &&
+    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= 128 &&
            a.n_tokens * shared_heads(a) <= 1024 && (!a.mask || a.n_heads % a.mask_heads == 0);
 }
 

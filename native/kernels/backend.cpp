@@ -21,7 +21,7 @@ static_assert((int) F16 == GGML_TYPE_F16 && (int) Q4_0 == GGML_TYPE_Q4_0 && (int
               (int) Q8_0 == GGML_TYPE_Q8_0 && (int) Q4_K == GGML_TYPE_Q4_K && (int) Q6_K == GGML_TYPE_Q6_K &&
               (int) IQ4_NL == GGML_TYPE_IQ4_NL && (int) BF16 == GGML_TYPE_BF16, "GGUF's numbers of types");
 
-constexpr int     SMALL_BATCH = 64;            // widest batch whose other tensors are ours
+constexpr int     SMALL_BATCH = 128;           // widest batch whose other tensors are ours
 constexpr int64_t QUANTIZE_ALONE = 16 * 1024;  // up to so many activations each thread quantises all
 constexpr int     TILE = 128;                  // tokens for which a panel stays in the cache
 constexpr size_t  LINE = 64;

@@ -42,6 +42,11 @@ namespace edge {
 
 constexpr int PANEL = 16;  // rows of weights that lie together
 
+#if defined(EDGE_AVX512) || defined(EDGE_AVX2)
+EDGE_INLINE float    half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+EDGE_INLINE uint16_t float_to_half(float x) { return (uint16_t) _mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), 0)); }
+#endif
+
 #if defined(EDGE_AVX512)
 
 constexpr char ISA[] = "avx512vnni";
@@ -123,8 +128,6 @@ EDGE_INLINE int32_t quantize(const float * x, floats scale, int8_t * q) {  // LA
     return _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
 }
 EDGE_INLINE floats abs(floats x) { return _mm512_abs_ps(x); }
-EDGE_INLINE float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
-EDGE_INLINE uint16_t float_to_half(float x) { return _cvtss_sh(x, 0); }
 // Sum of all lanes: neighbours first (1, 2, 4, 8 apart). reduce16 does the same for 16 vectors.
 EDGE_INLINE float reduce(floats x) {
     x = _mm512_add_ps(x, _mm512_permute_ps(x, 0xb1));
@@ -242,8 +245,6 @@ template <int BITS, int GROUPS> EDGE_INLINE ints dot(ints sum, const bytes * w, 
 #    endif
     return sum;
 }
-EDGE_INLINE float half_to_float(uint16_t h) { return _cvtsh_ss(h); }
-EDGE_INLINE uint16_t float_to_half(float x) { return _cvtss_sh(x, 0); }
 EDGE_INLINE float max_abs(floats x) {
     x = abs(x);
     x = _mm256_max_ps(x, _mm256_permute2f128_ps(x, x, 1));
