@@ -42,6 +42,9 @@ FAR_FACTOR = 1.25
 LEAST_GAIN = 0.90
 AVX2_TARGETS = {"shape-1b-q4_0": {"2": 1.2, "4": 1.8, "8": 3.2}}
 
+HAS_KERNELS = {"ours": True, "stock": False}
+"""Of the builds that are compared."""
+
 Times = dict[int, list[float]]
 
 
@@ -119,8 +122,9 @@ def measure(
             for name, folder in folders.items()
         }
         for name, remote in remotes.items():
-            if bool(remote.call("kernels")) != (name == "ours"):
-                raise EdgeTRError(f"the build {name} has kernels of ours, or lacks them")
+            if bool(remote.call("kernels")) != HAS_KERNELS[name]:
+                has = "lacks" if HAS_KERNELS[name] else "has"
+                raise EdgeTRError(f"the build {name} {has} kernels of ours")
         times: dict[tuple[int, bool], dict[str, Times]] = {}
         for n_past in sorted(plan.past):
             for flash_attn in plan.flash_attn:
