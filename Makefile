@@ -50,7 +50,7 @@ peers: .venv/venv
 	@$(BIN)/python -m pip install -qq -U "pip>=25.1" "setuptools>=77"
 	@touch $@
 
-.venv/native-preset: .venv/venv pyproject.toml edge_tr/isa.py native/build.py native/presets.json
+.venv/native-preset: .venv/venv pyproject.toml edge_tr/machine/isa.py native/build.py native/presets.json
 	@$(MAKE) --no-print-directory build PRESET=$(PRESET)
 
 .venv/package: .venv/native-preset pyproject.toml

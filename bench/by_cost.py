@@ -21,18 +21,19 @@ import numpy as np
 
 from bench.fit_prior import copies
 from edge_tr import models
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.generate import Decoder
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.files.whole_file import write_whole
 from edge_tr.llama.target import ContextConfig
-from edge_tr.machine import n_cores
-from edge_tr.measure import measure_costs
-from edge_tr.recycler import Recycler
+from edge_tr.machine.facts import n_cores
+from edge_tr.measuring.steps import measure_costs
 from edge_tr.session import Session
-from edge_tr.whole_file import write_whole
 
 
 class TableCosts(StepCosts):
@@ -78,7 +79,7 @@ def answer_all(
     target = session.target
     costs = TableCosts(table, table.widths[-1])
     candidates = Candidates(AdjacencyMatrix(target.n_vocab))
-    drafter = Recycler(
+    drafter = GrownTreeDrafter(
         candidates,
         n_ctx=target.n_ctx,
         costs=costs,

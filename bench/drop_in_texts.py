@@ -3,7 +3,7 @@
 Every question is answered by the stock class, with a draft tree at every step, and in automatic
 mode, in one configuration, of the same length, end of text ignored; greedy and with a seed; twice,
 the second time with what the first has taught the matrix. Greedy texts are compared as everywhere
-(``edge_tr.bench.equality``). A draw with a seed has no gap of its own: where its text first
+(``edge_tr.measuring.equality``). A draw with a seed has no gap of its own: where its text first
 differs, what counts is how far apart both classes saw the two best logits of that place, behind
 the same tokens. More than twice the control is a violation, as for greedy texts.
 """
@@ -24,13 +24,14 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from edge_tr import Llama, machine, models
-from edge_tr.bench.equality import Known, TextPair, compare_texts
+from edge_tr import Llama, models
 from edge_tr.bench.prompts import Prompt, question_prompts
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.cli.options import parse_tree
 from edge_tr.completion import chat_tokens
 from edge_tr.llama.target import CACHE_TYPES
+from edge_tr.machine import facts
+from edge_tr.measuring.equality import Known, TextPair, compare_texts
 from edge_tr.target import Float32, Int32
 
 GREEDY, SEEDED = "greedy", "seeded"
@@ -214,7 +215,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             n_positions=options.positions,
             progress=lambda line: print(line, file=sys.stderr, flush=True),
         )
-    about = {"processor": machine.processor(), "cores": machine.n_cores()}
+    about = {"processor": facts.processor(), "cores": facts.n_cores()}
     settings = {name: str(value) for name, value in vars(options).items()}
     result |= {"settings": settings, "machine": about}
     print("\n".join(table(result)))

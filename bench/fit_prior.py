@@ -1,4 +1,4 @@
-"""Fit the numbers of ``edge_tr.calibration``: ``python -m bench.fit_prior``.
+"""Fit the numbers of ``edge_tr.drafts.prior``: ``python -m bench.fit_prior``.
 
 Automatic drafting runs at several tree sizes over questions that no benchmark measures, and over
 requests to copy what they hold, and counts, cell by cell, how often a candidate was right; a
@@ -25,16 +25,17 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr import calibration, models
-from edge_tr import candidates as candidates_module
-from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr import models
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
-from edge_tr.generate import Decoder
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts import candidates as candidates_module
+from edge_tr.drafts import prior
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.kernels.candidates import N_CLASSES, N_CODES
 from edge_tr.llama.target import ContextConfig
-from edge_tr.recycler import Recycler
 from edge_tr.session import Session
 
 SIZES = (3, 7, 15, 31)
@@ -76,19 +77,19 @@ def copies(source: Path | None = None) -> list[str]:
 def count(session: Session, per_category: int, n_tokens: int) -> Any:
     """float64[2, N_CELLS]; hits and trials over all questions and tree sizes, cold each size."""
     candidates_module._MAX_TRIALS = float("inf")
-    total = np.zeros_like(calibration.prior())
+    total = np.zeros_like(prior.prior())
     questions = sample(load_questions(), per_category, half="calibration")
     texts = [question.turns[0] for question in questions] + copies()
     for size in SIZES:
         learned = Candidates(AdjacencyMatrix(session.model.n_vocab))
-        drafter = Recycler(learned, n_ctx=session.target.n_ctx, max_nodes=size)
+        drafter = GrownTreeDrafter(learned, n_ctx=session.target.n_ctx, max_nodes=size)
         decoder = Decoder(session.target, drafter)
         for number, text in enumerate(texts):
             print(f"{size} nodes: {number + 1} of {len(texts)}", file=sys.stderr)
             prompt = session.prompt_tokens(text)[-2000:]
             for _ in decoder.generate(prompt, max_tokens=n_tokens, stop_tokens=session.stop_tokens):
                 pass
-        total += learned.calibration - calibration.prior()
+        total += learned.calibration - prior.prior()
     return total
 
 
@@ -129,7 +130,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     names = ("base", "match_class", "two_token_code", "one_token_code")
     start: list[Any] = [0.0, np.zeros(N_CLASSES), np.zeros(N_CODES), np.zeros(N_CODES)]
     if options.classes:
-        start = list(calibration.LOG_ODDS)
+        start = list(prior.LOG_ODDS)
     found = fit(hits, trials, start, [1] if options.classes else range(4))
     fitted = {n: part.round(2).tolist() for n, part in zip(names, found, strict=True)}
     print(json.dumps({"trials": float(trials.sum()), "hits": float(hits.sum())} | fitted))

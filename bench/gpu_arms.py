@@ -7,21 +7,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
-from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, PeerServer, find_peers
 from edge_tr.bench.prompt_lookup import PromptLookup
-from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
-from edge_tr.cost import StepCosts
-from edge_tr.draft import Drafter, RecyclingDrafter
-from edge_tr.generate import Decoder
+from edge_tr.costs.running import StepCosts
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Drafter
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.recycler import Recycler
 from edge_tr.session import Session
 from edge_tr.target import Int32
-from edge_tr.tree import TreeTemplate
 
 K = 8
 BUDGETS = (7, 15, 31, 80)
@@ -96,15 +97,15 @@ class Arms:
         self._context = context
         self.failed: dict[str, str] = {}
         self._open: list[Callable[[], None]] = [self.model.close]
-        self.arms: dict[str, Arm | Server] = {
+        self.arms: dict[str, Arm | PeerServer] = {
             name: self._server(name, peers) if name in SERVER_OPTIONS else self._arm(name)
             for name in names
         }
 
-    def _server(self, name: str, peers: Path | None) -> Server:
+    def _server(self, name: str, peers: Path | None) -> PeerServer:
         options = SERVER_OPTIONS[name]
         folder = find_peers(peers)
-        server = Server(self.model, self._context, folder, options, answer_s=_PEER_S)
+        server = PeerServer(self.model, self._context, folder, options, answer_s=_PEER_S)
         self._open.append(server.close)
         return server
 
@@ -138,8 +139,8 @@ class Arms:
             return PromptLookup(target.n_vocab)
         matrix = AdjacencyMatrix(target.n_vocab, K)
         if name == "paper":
-            return RecyclingDrafter(matrix, TreeTemplate.paper())
-        recycler = Recycler(
+            return FixedTreeDrafter(matrix, TreeTemplate.paper())
+        recycler = GrownTreeDrafter(
             Candidates(matrix),
             n_ctx=target.n_ctx,
             max_nodes=int(name.removeprefix("recycler")),
@@ -180,10 +181,10 @@ class Arms:
         return [rows[name] for name in names if name in rows]
 
     def _answer(
-        self, arm: Arm | Server, prompt: Int32, n_tokens: int
+        self, arm: Arm | PeerServer, prompt: Int32, n_tokens: int
     ) -> tuple[list[int], dict[str, Any]]:
         """The text up to its end, and what it took after the first token."""
-        if isinstance(arm, Server):
+        if isinstance(arm, PeerServer):
             found = arm.answer(prompt, n_tokens)
             counts = {"n_tokens": found.n_tokens - 1, "seconds": found.decode_s}
             return found.tokens or [], counts | {"first_s": found.prefill_s}

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_arms import BUDGETS, HOST_PARTS, PEERS
-from edge_tr.simulate import Recording, RelativeCosts, expect
+from edge_tr.costs.expected import Recording, RelativeCosts, expect
 
 _LEAST = ("auto_speedup_overall", "auto_over_best_peer", "efficiency")
 _MOST = ("host_ms_per_step", "host_ms_per_step_4k", "host_over_backend_topk")

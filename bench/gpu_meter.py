@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.cost import measured_widths
+from edge_tr.costs.table import measured_widths
+from edge_tr.decode.topk import TopK
 from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
+from edge_tr.measuring.trial import Trial, random_text
 from edge_tr.target import Float32, Int32
-from edge_tr.topk import TopK
-from edge_tr.trial import Trial, random_text
 
 _WARM = 2
 """Steps of a width before the first one that counts: a CUDA graph is captured at the second."""

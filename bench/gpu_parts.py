@@ -23,17 +23,17 @@ from bench.gpu_meter import StepMeter, coarse_first, staircase, topk_threads
 from bench.gpu_topk import compare_topk
 from bench.record import SIZES
 from bench.record import record as record_run
-from edge_tr import machine
 from edge_tr.bench.questions import Half, load_questions, sample
+from edge_tr.costs.expected import RecordedRun, Recording
 from edge_tr.errors import ConfigError
+from edge_tr.files.paths import cache_dir
 from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.library import logger, system_info, version
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.machine import n_cores
-from edge_tr.paths import cache_dir
-from edge_tr.probe import probe_widths
-from edge_tr.simulate import RecordedRun, Recording
+from edge_tr.machine import facts as machine
+from edge_tr.machine.facts import n_cores
+from edge_tr.measuring.widths import probe_widths
 
 Report = Callable[[str, Any], None]
 """Takes the name of a result and its value so far; a later value replaces it."""

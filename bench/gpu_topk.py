@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from bench.gpu_meter import StepMeter, medians
-from edge_tr.closing import Closing
 from edge_tr.errors import DecodeError
+from edge_tr.files.closing import Closing
 from edge_tr.llama.library import lib, recent_errors
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.target import Batch, Float32, Int32

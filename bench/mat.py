@@ -21,17 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr import models
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.bench.questions import Question, load_questions, sample
-from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
-from edge_tr.draft import Drafter, RecyclingDrafter
-from edge_tr.generate import Decoder
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Drafter
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.target import ContextConfig
-from edge_tr.recycler import Recycler
 from edge_tr.session import Session
-from edge_tr.tree import TreeTemplate
 
 from .record import record_questions
 from .static_trees import RankCounter, RebuiltTree, best_static_tree
@@ -144,10 +145,10 @@ def methods(session: Session, rates: Sequence[float], options: argparse.Namespac
         return AdjacencyMatrix(n_vocab)
 
     def baseline(n: int) -> Make:
-        return lambda: RecyclingDrafter(matrix(), best_static_tree(rates, n))
+        return lambda: FixedTreeDrafter(matrix(), best_static_tree(rates, n))
 
     def ours(n: int, *, n_pairs: int = 1 << 17, by_rank: bool = False, **more: Any) -> Make:
-        return lambda: Recycler(
+        return lambda: GrownTreeDrafter(
             Candidates(matrix(), n_pairs=n_pairs, by_rank=by_rank),
             n_ctx=session.target.n_ctx,
             max_nodes=n,
@@ -165,7 +166,7 @@ def methods(session: Session, rates: Sequence[float], options: argparse.Namespac
         if n <= 15:
             found.append(Method("ours warm", n, ours(n), warm=True))
             found.append(Method("baseline warm", n, baseline(n), warm=True))
-    found.append(Method("paper", 80, lambda: RecyclingDrafter(matrix(), TreeTemplate.paper())))
+    found.append(Method("paper", 80, lambda: FixedTreeDrafter(matrix(), TreeTemplate.paper())))
     for n in options.source_budgets:
         found += [
             Method("static, rebuilt", n, lambda n=n: RebuiltTree(matrix(), n)),  # type: ignore[misc]

@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from edge_tr import machine, models
+from edge_tr import models
 from edge_tr.bench.pairs import Records
 from edge_tr.bench.prompts import Prompt, adversarial_prompts, copy_prompts, question_prompts
 from edge_tr.bench.questions import Half, Question, load_questions, sample
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama.library import system_info, version
 from edge_tr.llama.target import ContextConfig
+from edge_tr.machine import facts
 
 from .cells import summary, table
 from .model_run import ModelRun, Plan
@@ -123,7 +124,7 @@ def run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
     for name in names:
         with ModelRun(name, paths[name], context, plan, records, out) as model:
             _measure(model, questions, per_category, smoke=options.smoke)
-    about = {"processor": machine.processor(), "cores": machine.n_cores(), "load": _load()}
+    about = {"processor": facts.processor(), "cores": facts.n_cores(), "load": _load()}
     return summary(records, names) | {"settings": settings, "machine": about}
 
 

@@ -9,16 +9,17 @@ from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
-from edge_tr import store
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.baselines import DraftedArm, timed
-from edge_tr.candidates import Candidates
-from edge_tr.cost import StepCosts
-from edge_tr.draft import Drafter, RecyclingDrafter
-from edge_tr.generate import Decoder
-from edge_tr.recycler import Recycler
+from edge_tr.costs.running import StepCosts
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts import matrix_file
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Drafter
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.template import SMALL_TREE, TreeTemplate
 from edge_tr.target import Int32, TargetModel
-from edge_tr.tree import SMALL_TREE, TreeTemplate
 
 from .static_trees import RankCounter, best_static_tree
 
@@ -59,9 +60,9 @@ class Setting:
         """A decoder that always drafts this way and learns into ``candidates``."""
         drafter: Drafter | None = None
         if self.template is not None:
-            drafter = RecyclingDrafter(candidates.matrix, self.template, harvest=True)
+            drafter = FixedTreeDrafter(candidates.matrix, self.template, harvest=True)
         elif self.n_grown:
-            drafter = Recycler(
+            drafter = GrownTreeDrafter(
                 candidates, n_ctx=target.n_ctx, max_nodes=self.n_grown, max_lanes=target.n_lanes
             )
         return Decoder(target, drafter, costs=costs, n_threads=n_threads)
@@ -163,7 +164,7 @@ def load_candidates(path: Path, fingerprint: str, n_vocab: int) -> Candidates:
     """What ``save_candidates`` kept, or empty ones where there is no file."""
     if not path.exists():
         return Candidates(AdjacencyMatrix(n_vocab, K))
-    matrix, extra = store.load_with_extra(path, fingerprint, n_vocab, K)
+    matrix, extra = matrix_file.load_with_extra(path, fingerprint, n_vocab, K)
     candidates = Candidates(matrix)
     candidates.load_arrays(extra)
     return candidates
@@ -171,4 +172,4 @@ def load_candidates(path: Path, fingerprint: str, n_vocab: int) -> Candidates:
 
 def save_candidates(path: Path, candidates: Candidates, fingerprint: str) -> None:
     """Keep what a setting has learned, for a run that goes on later."""
-    store.save(path, candidates.matrix, fingerprint, candidates.to_arrays())
+    matrix_file.save(path, candidates.matrix, fingerprint, candidates.to_arrays())

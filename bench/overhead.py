@@ -22,21 +22,23 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr import machine, models
-from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr import models
 from edge_tr.bench.questions import load_questions
-from edge_tr.candidates import Candidates
 from edge_tr.config import DraftConfig
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.draft import Draft
-from edge_tr.generate import Decoder
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.topk import TopK
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.target import ContextConfig
-from edge_tr.recycler import Recycler
+from edge_tr.machine import facts
 from edge_tr.session import Session
 from edge_tr.stats import Stats
 from edge_tr.target import Int32
-from edge_tr.topk import TopK
-from edge_tr.tree import TreeTemplate
 
 from .gpu_arms import ForcedCosts
 
@@ -94,7 +96,7 @@ def plain_steps(model: str, n_tokens: int, n_repeats: int) -> dict[str, float]:
     draft = DraftConfig(speculative="off")
     with Session(models.path(model), draft=draft) as session:
         target, costs = session.target, StepCosts(steep, width)
-        drafter = Recycler(
+        drafter = GrownTreeDrafter(
             Candidates(AdjacencyMatrix(target.n_vocab)),
             n_ctx=target.n_ctx,
             costs=costs,
@@ -124,7 +126,7 @@ def drafting(n_vocab: int, n_text: int, n_nodes: int, n_steps: int) -> dict[str,
     words = [rng.integers(0, n_vocab, int(n)).astype(np.int32) for n in rng.integers(2, 12, 3000)]
     picked = [words[int(i)] for i in rng.integers(0, len(words), n_text // 6 + 1)]
     text = np.concatenate(picked)[:n_text]
-    recycler = Recycler(
+    recycler = GrownTreeDrafter(
         Candidates(AdjacencyMatrix(n_vocab)), n_ctx=n_text + 2 * n_steps, max_nodes=n_nodes
     )
     draft = Draft(n_nodes)
@@ -215,8 +217,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "drafting_ms_per_step": drafting(49_152, 32_000, 64, 200),
         "topk": found,
         "measured_on": {
-            "processor": machine.processor(),
-            "cores": machine.n_cores(),
+            "processor": facts.processor(),
+            "cores": facts.n_cores(),
             "model": options.model,
             "nodes": TreeTemplate.paper().n_nodes,
             "n_ctx": options.ctx,

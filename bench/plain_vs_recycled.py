@@ -17,24 +17,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_tr import machine, models
-from edge_tr.adjacency import AdjacencyMatrix
+from edge_tr import models
 from edge_tr.bench.baselines import Answer, DraftedArm, timed
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.statistics import median_bounds
-from edge_tr.candidates import Candidates
 from edge_tr.cli.options import parse_tree
 from edge_tr.config import DraftConfig
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.cost_cache import costs_of
-from edge_tr.draft import RecyclingDrafter
-from edge_tr.generate import Decoder
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.topk import default_threads
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.recycler import Recycler
+from edge_tr.machine import facts
+from edge_tr.measuring.kept_costs import costs_of
+from edge_tr.measuring.steps import extend_costs
 from edge_tr.session import Session
 from edge_tr.target import Int32
-from edge_tr.topk import default_threads
-from edge_tr.tree import TreeTemplate
 
 K = 8
 
@@ -58,11 +61,11 @@ class Recycled:
         """A decoder that learns into ``candidates``."""
         n_threads = default_threads()
         if isinstance(self._tree, TreeTemplate):
-            template = RecyclingDrafter(candidates.matrix, self._tree, harvest=True)
+            template = FixedTreeDrafter(candidates.matrix, self._tree, harvest=True)
             return Decoder(self._target, template, n_threads=n_threads)
         assert self._table is not None
         costs = StepCosts(self._table, self._table.widths[-1], on_extend=self._extend)
-        recycler = Recycler(
+        recycler = GrownTreeDrafter(
             candidates,
             n_ctx=self._target.n_ctx,
             costs=costs,
@@ -70,7 +73,13 @@ class Recycled:
             max_lanes=self._target.n_lanes,
         )
         recycler.compile()
-        return Decoder(self._target, recycler, costs=costs, n_threads=n_threads)
+        return Decoder(
+            self._target,
+            recycler,
+            costs=costs,
+            n_threads=n_threads,
+            measure_behind=extend_costs,
+        )
 
     def _extend(self, table: CostTable) -> None:
         self._table = table
@@ -236,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "inherited": options.inherited,
                 "context": asdict(context),
             },
-            "measured_on": {"processor": machine.processor(), "cores": machine.n_cores()},
+            "measured_on": {"processor": facts.processor(), "cores": facts.n_cores()},
         }
     print("\n".join(table(result)))
     if options.json:

@@ -7,21 +7,21 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.questions import Question
-from edge_tr.candidates import Candidates
-from edge_tr.draft import Draft
-from edge_tr.generate import Decoder
-from edge_tr.recycler import Recycler
+from edge_tr.costs.expected import RecordedRun, Recording
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.session import Session
-from edge_tr.simulate import RecordedRun, Recording
 from edge_tr.target import Float32, Int32, TargetModel
 
 SIZES = (1, 3, 7, 15, 31, 80)
 """Nodes of the recorded trees; a tree learns from its own nodes, so each size has its run."""
 
 
-class RecordingRecycler(Recycler):
+class RecordingRecycler(GrownTreeDrafter):
     """Writes down, of each step, which nodes were accepted and how many were expected to be.
 
     Attributes

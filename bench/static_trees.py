@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import Draft, RecyclingDrafter
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.target import Float32, Int32
-from edge_tr.tree import TreeTemplate
 
 
-class RankCounter(RecyclingDrafter):
+class RankCounter(FixedTreeDrafter):
     """Drafts as usual, and counts at which rank of its row each token of the text stood.
 
     Attributes

@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .llama.drop_in import Llama
-    from .llama.text_draft import TokenRecyclingDraft
+    from edge_tr.llama.draft_for_stock import TokenRecyclingDraft
+    from edge_tr.llama.drop_in import Llama
 
 __version__ = "0.1.0"
 
@@ -19,11 +19,11 @@ __all__ = ["Llama", "TokenRecyclingDraft", "__version__"]
 
 def __getattr__(name: str) -> Any:
     if name == "Llama":
-        from .llama.drop_in import Llama
+        from edge_tr.llama.drop_in import Llama
 
         return Llama
     if name == "TokenRecyclingDraft":
-        from .llama.text_draft import TokenRecyclingDraft
+        from edge_tr.llama.draft_for_stock import TokenRecyclingDraft
 
         return TokenRecyclingDraft
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

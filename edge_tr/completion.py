@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from .errors import ConfigError, EdgeTRError, ModelLoadError, PromptTooLongError
-from .stats import Stats
-from .text import Logprob, Piece, TextBuilder, Token
+from edge_tr.chat.text import Logprob, Piece, TextBuilder, Token
+from edge_tr.errors import ConfigError, EdgeTRError, ModelLoadError, PromptTooLongError
+from edge_tr.stats import Stats
 
 if TYPE_CHECKING:
-    from . import Llama
-    from .target import Float32, Int32
+    from edge_tr import Llama
+    from edge_tr.target import Float32, Int32
 
 FinishReason = Literal["stop", "length"]
 
@@ -76,7 +76,7 @@ class Completion:
     """
 
     def __init__(self, llm: Llama, prompt: Sequence[int], config: CompletionConfig) -> None:
-        from .llama.library import lib
+        from edge_tr.llama.library import lib
 
         if len(prompt) >= llm.n_ctx():
             raise PromptTooLongError(
@@ -156,7 +156,7 @@ class Completion:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
-        from .llama.model import piece
+        from edge_tr.llama.model import piece
 
         return piece(self._vocab, token)
 
@@ -210,13 +210,13 @@ def open_llama(path: Path, **options: Any) -> Llama:
 
     Raises
     ------
-    ModelFileError, ModelUnsupportedError : see ``edge_tr.gguf_info.inspect``.
+    ModelFileError, ModelUnsupportedError : see ``edge_tr.gguf_file.info.inspect``.
     ModelLoadError : llama.cpp could not load it or had no memory for its context.
     ConfigError, MatrixFileError : see ``Llama``.
     """
-    from . import Llama
-    from .gguf_info import inspect
-    from .llama.library import recent_errors
+    from edge_tr import Llama
+    from edge_tr.gguf_file.info import inspect
+    from edge_tr.llama.library import recent_errors
 
     inspect(path).require_text()
     try:

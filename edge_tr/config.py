@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from .errors import ConfigError
-from .tree import MAX_K, TreeTemplate
+from edge_tr.drafts.template import MAX_K, TreeTemplate
+from edge_tr.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ import llm
 from pydantic import Field
 
 from edge_tr import models
-from edge_tr.whole_file import write_whole
+from edge_tr.files.whole_file import write_whole
 
 if TYPE_CHECKING:
     from edge_tr import Llama
@@ -92,7 +92,7 @@ class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
         conversation: llm.AsyncConversation | None = None,
     ) -> AsyncGenerator[str, None]:
         """The parts of the answer."""
-        from edge_tr.aio import iterate
+        from edge_tr.llama.aio import iterate
 
         opened: list[Llama] = []
 
@@ -110,8 +110,8 @@ class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
 
 def _answer(model: Llama, prompt: llm.Prompt, response: Any) -> Generator[str, None, None]:
     """Generate the answer; its tool calls and usage go to the response."""
+    from edge_tr.chat.tools import CallFilter, parse_calls
     from edge_tr.completion import Completion, CompletionConfig, schema_grammar
-    from edge_tr.tools import CallFilter, parse_calls
 
     options: Any = prompt.options
     tools = [_tool(tool) for tool in prompt.tools]
@@ -187,10 +187,10 @@ _lock = threading.Lock()
 
 def _open(path: Path, options: Any) -> Llama:
     """The open model; one at a time is kept, so that a conversation finds its cache again."""
-    from edge_tr.build_check import require_working_build
     from edge_tr.cli.options import parse_tree
     from edge_tr.cli.output import show_log
     from edge_tr.completion import open_llama
+    from edge_tr.machine.build_check import require_working_build
 
     key = (path, options.n_ctx, options.tree, options.threads, options.exact)
     with _lock:
@@ -261,7 +261,7 @@ def register_commands(cli: click.Group) -> None:
     @click.argument("path", type=click.Path(exists=True, dir_okay=False, path_type=Path))
     def add(name: str, path: Path) -> None:
         """Make a GGUF file the model edge-tr/NAME"""
-        from edge_tr.gguf_info import inspect
+        from edge_tr.gguf_file.info import inspect
 
         try:
             inspect(path).require_text()

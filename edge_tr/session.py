@@ -6,17 +6,17 @@ import codecs
 import os
 from collections.abc import Callable, Iterator, Sequence
 
-from .closing import Closing
-from .config import DraftConfig, SamplingConfig
-from .engine import Engine
-from .llama.model import Model
-from .llama.sampler import LlamaSampler
-from .llama.target import ContextConfig, LlamaTarget
-from .stats import Stats
-from .target import Int32
+from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.drafting import Drafting
+from edge_tr.files.closing import Closing
+from edge_tr.llama.model import Model
+from edge_tr.llama.sampler import LlamaSampler
+from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.stats import Stats
+from edge_tr.target import Int32
 
 
-class Session(Engine, Closing):
+class Session(Drafting, Closing):
     """A model opened for text generation.
 
     Parameters
@@ -28,7 +28,7 @@ class Session(Engine, Closing):
 
     Attributes
     ----------
-    model, target : the open model and its context; see ``Engine`` for the others.
+    model, target : the open model and its context; see ``Drafting`` for the others.
     stop_tokens : ids that end a text.
 
     Raises

@@ -7,14 +7,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from .cost import CostTable
-from .cost_cache import costs_of
-from .errors import ConfigError, ModelLoadError
-from .llama.model import Model
-from .llama.target import ContextConfig, LlamaTarget
-from .probe import WidthProbe, probe_widths
-from .simulate import Expectation, Recording, RelativeCosts, expect
-from .topk import default_threads
+from edge_tr.costs.expected import Expectation, Recording, RelativeCosts, expect
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.topk import default_threads
+from edge_tr.errors import ConfigError, ModelLoadError
+from edge_tr.llama.model import Model
+from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.measuring.kept_costs import costs_of
+from edge_tr.measuring.widths import WidthProbe, probe_widths
 
 
 @dataclass(frozen=True)

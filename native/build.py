@@ -23,10 +23,10 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from edge_tr import isa  # noqa: E402
-from edge_tr.doctor_child import WIDTHS  # noqa: E402
 from edge_tr.errors import NativeBuildError  # noqa: E402
-from edge_tr.paths import cache_dir  # noqa: E402
+from edge_tr.files.paths import cache_dir  # noqa: E402
+from edge_tr.machine import isa  # noqa: E402
+from edge_tr.machine.build_child import WIDTHS  # noqa: E402
 
 PRESETS: dict[str, dict[str, Any]] = json.loads((ROOT / "native" / "presets.json").read_text())
 PACKAGE = "llama-cpp-python"
@@ -271,7 +271,7 @@ def install(plan: Plan, wheel: Path) -> None:
         if done.returncode != 0:
             raise NativeBuildError(f"pip could not install {wheel} (see above)")
     child = subprocess.run(
-        [sys.executable, "-m", "edge_tr.doctor_child"],
+        [sys.executable, "-m", "edge_tr.machine.build_child"],
         cwd=ROOT,
         capture_output=True,
         text=True,

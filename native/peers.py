@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from edge_tr.errors import NativeBuildError  # noqa: E402
-from edge_tr.paths import cache_dir  # noqa: E402
+from edge_tr.files.paths import cache_dir  # noqa: E402
 from native.build import PACKAGE, PRESETS, Plan, job_count, make_plan, run_logged  # noqa: E402
 
 PROGRAMS = ("llama-server", "llama-lookahead", "llama-lookup")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from edge_tr import models
-from edge_tr.gguf_info import inspect
+from edge_tr.gguf_file.info import inspect
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

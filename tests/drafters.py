@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from edge_tr.cost import StepCosts
-from edge_tr.draft import Draft, RecyclingDrafter
+from edge_tr.costs.running import StepCosts
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.target import Float32, Int32
 
 
@@ -116,7 +117,7 @@ class OracleDrafter(TestDrafter):
             node = child
 
 
-class MoodyDrafter(RecyclingDrafter):
+class MoodyDrafter(FixedTreeDrafter):
     """Token Recycling that drafts nothing at random steps."""
 
     rng = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from typing import Any
 import llama_cpp
 
 from edge_tr import Llama
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.template import TreeTemplate
 
 PAPER = TreeTemplate.paper()
 NINE = TreeTemplate([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1), (0, 0, 0, 0)])

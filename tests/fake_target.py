@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
+from edge_tr.decode.sampling import Sampler
 from edge_tr.errors import CancelledError, ContextFullError
-from edge_tr.sampling import Sampler
 from edge_tr.target import Batch, Float32
 
 

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import RecyclingDrafter
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
-from edge_tr.tree import TreeTemplate
 
 
 def row(*candidates: int) -> Any:
@@ -68,10 +68,10 @@ def test_sizes_out_of_range_are_refused(n_vocab: int, k: int) -> None:
 
 def test_a_template_of_higher_ranks_than_the_matrix_is_refused() -> None:
     with pytest.raises(ConfigError, match="rank 7"):
-        RecyclingDrafter(AdjacencyMatrix(10, 4), TreeTemplate.paper())
+        FixedTreeDrafter(AdjacencyMatrix(10, 4), TreeTemplate.paper())
 
 
 def test_another_way_of_updating_is_refused() -> None:
     update: Any = "some"
     with pytest.raises(ConfigError, match="some"):
-        RecyclingDrafter(AdjacencyMatrix(10), TreeTemplate([]), update=update)
+        FixedTreeDrafter(AdjacencyMatrix(10), TreeTemplate([]), update=update)

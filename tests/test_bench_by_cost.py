@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.by_cost import TableCosts, main, summarise
-from edge_tr.cost import CostTable
+from edge_tr.costs.table import CostTable
 
 TABLE = CostTable((1, 2, 4), (0,), ((1.0, 1.5, 2.0),), change_s=0.25)
 

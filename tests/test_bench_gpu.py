@@ -20,8 +20,8 @@ from bench.gpu_expect import conclude, expectation, summarise
 from bench.gpu_runner import Bench, Part
 from edge_tr.bench.peers import SERVER_TYPES
 from edge_tr.bench.prompt_lookup import PromptLookup
-from edge_tr.draft import Draft
-from edge_tr.simulate import RecordedRun, Recording
+from edge_tr.costs.expected import RecordedRun, Recording
+from edge_tr.drafts.draft import Draft
 
 BROKEN = 'import sys\nif "ngram-mod" in sys.argv: sys.exit("no such type")\n'
 SERVERS = tuple(name for name in SERVER_TYPES if name != "ngram-mod") if IS_POSIX else ()

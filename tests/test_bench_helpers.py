@@ -12,14 +12,14 @@ from fake_target import FakeTarget, HashModel
 
 from bench.oracle import CHAIN_NODES, TREE_NODES, Setting, best_settings, fixed_settings, rank_rates
 from bench.static_trees import RankCounter, best_static_tree
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.pairs import Records
 from edge_tr.bench.prompts import Prompt, adversarial_prompts, copied_share, interleave
 from edge_tr.bench.statistics import median_bounds
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.template import SMALL_TREE, TreeTemplate
 from edge_tr.errors import ConfigError
-from edge_tr.generate import Decoder
 from edge_tr.target import Int32
-from edge_tr.tree import SMALL_TREE, TreeTemplate
 
 
 @pytest.mark.parametrize(("n", "place"), [(5, 4), (6, 5), (8, 6), (10, 8), (12, 9), (28, 18)])

@@ -12,13 +12,13 @@ import pytest
 from fake_target import FakeTarget, HashModel
 
 from bench import mat, record
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.bench.prompt_lookup import PromptLookup
-from edge_tr.candidates import Candidates
-from edge_tr.draft import Draft
-from edge_tr.generate import Decoder
-from edge_tr.recycler import Recycler
-from edge_tr.simulate import RelativeCosts, expect, read_recording
+from edge_tr.costs.expected import RelativeCosts, expect, read_recording
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.target import Int32
 
 Bench = Callable[..., dict[str, Any]]
@@ -150,7 +150,9 @@ def test_recorded_acceptance_is_that_of_real_drafting() -> None:
     assert (np.diff(run.expected) >= 0).all()
     assert (np.diff(run.expected, n=2) <= 1e-6).all()  # most probable first
     target = FakeTarget(HashModel(40, memory=3), n_ctx=256, n_batch=64, n_lanes=32)
-    drafter = Recycler(Candidates(AdjacencyMatrix(40)), n_ctx=256, max_nodes=8, max_lanes=32)
+    drafter = GrownTreeDrafter(
+        Candidates(AdjacencyMatrix(40)), n_ctx=256, max_nodes=8, max_lanes=32
+    )
     decoder = Decoder(target, drafter)
     made = 0
     for emitted in decoder.generate([0, 1, 2]):

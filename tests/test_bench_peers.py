@@ -11,7 +11,7 @@ import pytest
 from programs import SERVER, posix, write_program
 
 from edge_tr.bench import peers
-from edge_tr.bench.peers import PeerError, Server, common_options, find_peers, server_outcome
+from edge_tr.bench.peers import PeerError, PeerServer, common_options, find_peers, server_outcome
 from edge_tr.bench.programs import Program, program_outcome, without_bos
 from edge_tr.config import DraftConfig
 from edge_tr.errors import ConfigError
@@ -41,8 +41,8 @@ def fake(tmp_path: Path) -> Callable[[str, str], Path]:
     return partial(write_program, tmp_path)
 
 
-def start(session: Session, folder: Path) -> Server:
-    return Server(session.model, session.target.config, folder, [])
+def start(session: Session, folder: Path) -> PeerServer:
+    return PeerServer(session.model, session.target.config, folder, [])
 
 
 def test_programs_that_are_not_built_are_asked_for(

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from edge_tr.bench.rest import Datastore, RestDrafter, read_texts
-from edge_tr.draft import Draft
+from edge_tr.drafts.draft import Draft
 from edge_tr.errors import ConfigError
 from edge_tr.target import Int32
 

@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.draft import Draft
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.errors import ConfigError
-from edge_tr.generate import Decoder
-from edge_tr.recycler import Recycler
 
 N_VOCAB = 30
 PROMPT = [3, 7, 9, 3, 7, 9, 3, 7]
@@ -25,7 +26,7 @@ def used(seed: int = 0, **options: Any) -> Candidates:
     """Candidates that have learned from a text."""
     candidates = Candidates(AdjacencyMatrix(N_VOCAB, 4), **options)
     target = FakeTarget(HashModel(N_VOCAB, seed=seed), n_ctx=150, n_lanes=16)
-    recycler = Recycler(candidates, n_ctx=150, max_nodes=10, max_lanes=16)
+    recycler = GrownTreeDrafter(candidates, n_ctx=150, max_nodes=10, max_lanes=16)
     list(Decoder(target, recycler).generate(PROMPT, max_tokens=120))
     return candidates
 
@@ -133,13 +134,13 @@ def test_a_damaged_array_is_refused(name: str, value: float, told: str) -> None:
 )
 def test_bounds_that_are_not_allowed(options: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
-        Recycler(Candidates(AdjacencyMatrix(5)), n_ctx=10, **options)
+        GrownTreeDrafter(Candidates(AdjacencyMatrix(5)), n_ctx=10, **options)
 
 
 def drafted(step: float | None, *, n_tokens: int = 200) -> list[int]:
     """Nodes of each step of a text that repeats itself, where a token costs ``step`` steps."""
     costs = None if step is None else flat_costs(33, step)
-    recycler = Recycler(
+    recycler = GrownTreeDrafter(
         Candidates(AdjacencyMatrix(N_VOCAB, 4)), n_ctx=1200, costs=costs, max_nodes=20, max_lanes=16
     )
     draft = Draft(20)
@@ -184,7 +185,7 @@ def test_tokens_as_dear_as_a_step_are_not_drafted_but_to_probe() -> None:
 
 
 def test_a_text_that_repeats_itself_is_drafted_in_one_piece() -> None:
-    recycler = Recycler(Candidates(AdjacencyMatrix(N_VOCAB, 4)), n_ctx=100, max_nodes=6)
+    recycler = GrownTreeDrafter(Candidates(AdjacencyMatrix(N_VOCAB, 4)), n_ctx=100, max_nodes=6)
     text = np.arange(12, dtype=np.int32)
     recycler.begin(np.concatenate((text, text[:4])))
     draft = Draft(6)
@@ -197,7 +198,9 @@ def test_a_text_that_repeats_itself_is_drafted_in_one_piece() -> None:
 @pytest.mark.parametrize(("step", "depths"), [(0.0, [20, 20]), (0.11, [4, 12]), (0.15, [3, 9])])
 def test_drafts_begin_shallow_where_nodes_are_dear(step: float, depths: list[int]) -> None:
     costs = flat_costs(33, step)
-    recycler = Recycler(Candidates(AdjacencyMatrix(100, 4)), n_ctx=200, costs=costs, max_nodes=20)
+    recycler = GrownTreeDrafter(
+        Candidates(AdjacencyMatrix(100, 4)), n_ctx=200, costs=costs, max_nodes=20
+    )
     passage = np.arange(60, dtype=np.int32)
     text = np.concatenate((passage, passage[:20]))
     recycler.begin(text)
@@ -220,7 +223,7 @@ def test_drafts_begin_shallow_where_nodes_are_dear(step: float, depths: list[int
 
 
 def test_matches_can_be_switched_off() -> None:
-    recycler = Recycler(
+    recycler = GrownTreeDrafter(
         Candidates(AdjacencyMatrix(N_VOCAB, 4)), n_ctx=100, max_nodes=6, use_matches=False
     )
     recycler.begin(np.tile(np.arange(12, dtype=np.int32), 2))
@@ -239,13 +242,13 @@ def test_rows_of_the_prompt_for_a_hundredth_of_an_answer(
 ) -> None:
     table = CostTable((1, 2), (0,), ((1.0, 2.0),), first_rows_s, row_s)
     candidates = Candidates(AdjacencyMatrix(5))
-    recycler = Recycler(candidates, n_ctx=100, max_nodes=1, costs=StepCosts(table, 2))
+    recycler = GrownTreeDrafter(candidates, n_ctx=100, max_nodes=1, costs=StepCosts(table, 2))
     assert recycler.harvest == n_rows
 
 
 def test_the_prompt_fills_rows_of_tokens_and_of_pairs() -> None:
     candidates = Candidates(AdjacencyMatrix(N_VOCAB, 2))
-    recycler = Recycler(candidates, n_ctx=100)
+    recycler = GrownTreeDrafter(candidates, n_ctx=100)
     ids = np.array([[1, 2], [3, 4], [5, 6]], dtype=np.int32)
     recycler.learn_prompt(np.array([7, 8, 7], dtype=np.int32), ids, np.zeros((3, 2), np.float32))
     assert candidates.matrix.rows[[7, 8]].tolist() == [[5, 6], [3, 4]]
@@ -256,7 +259,7 @@ def test_the_prompt_fills_rows_of_tokens_and_of_pairs() -> None:
 
 
 def test_texts_that_disappoint_do_not_keep_later_ones_from_being_drafted() -> None:
-    recycler = Recycler(used(), n_ctx=500, max_nodes=8)
+    recycler = GrownTreeDrafter(used(), n_ctx=500, max_nodes=8)
     draft, rng = Draft(8), np.random.default_rng(0)
     recycler.begin(np.array(PROMPT, dtype=np.int32))
 

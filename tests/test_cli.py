@@ -424,7 +424,7 @@ def test_a_build_that_would_crash_is_refused(
     def refuse() -> None:
         raise NativeBuildError("llama.cpp does not work here")
 
-    monkeypatch.setattr("edge_tr.build_check.require_working_build", refuse)
+    monkeypatch.setattr("edge_tr.machine.build_check.require_working_build", refuse)
     assert "does not work here" in one_line(run("Hello"), 1)
 
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from edge_tr import cost_cache, models
+from edge_tr import models
 from edge_tr.bench.experiments import EXPERIMENTS, trees
 from edge_tr.bench.job import TITLES
 from edge_tr.cli import bench, main
-from edge_tr.cost import CostTable
+from edge_tr.costs.table import CostTable
+from edge_tr.measuring import kept_costs
 
 TABLE = CostTable((1, 2, 4, 8, 16), (64, 256), ((0.01, 0.011, 0.012, 0.014, 0.02),) * 2)
 QUESTIONS = [
@@ -35,7 +36,7 @@ def run(
     """``run(*arguments)``: exit code, stdout and stderr of a run of few tokens on one thread."""
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("EDGE_TR_DATA_DIR", str(tmp_path / "data"))
-    monkeypatch.setattr(cost_cache, "measure_costs", lambda *_, **__: TABLE)
+    monkeypatch.setattr(kept_costs, "measure_costs", lambda *_, **__: TABLE)
     monkeypatch.setattr("edge_tr.bench.rest.DEFAULT_BYTES", 20_000)
     questions = tmp_path / "questions.jsonl"
     questions.write_text("\n".join(map(json.dumps, QUESTIONS)))

@@ -11,14 +11,15 @@ from xml.etree import ElementTree
 
 import pytest
 
-from edge_tr import cost_cache, tuning
+from edge_tr import tuning
 from edge_tr.cli import main, plot, tune
-from edge_tr.cost import CostTable
+from edge_tr.costs.expected import RelativeCosts, expect, read_recording
+from edge_tr.costs.table import CostTable
 from edge_tr.errors import ModelLoadError
 from edge_tr.llama.target import ContextConfig
-from edge_tr.probe import WidthProbe
+from edge_tr.measuring import kept_costs
+from edge_tr.measuring.widths import WidthProbe
 from edge_tr.session import Session
-from edge_tr.simulate import RelativeCosts, expect, read_recording
 
 Cli = Callable[..., str]
 PLAIN = CostTable((1, 2, 4), (64, 256), ((0.010, 0.020, 0.030), (0.020, 0.040, 0.060)))
@@ -72,7 +73,7 @@ def test_tune_keeps_the_costs_that_a_session_then_uses(
     cli: Cli, tiny_model: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs = json.loads(cli("--json", "--only-this"))["costs"]
-    monkeypatch.setattr(cost_cache, "measure_costs", None)
+    monkeypatch.setattr(kept_costs, "measure_costs", None)
     context = ContextConfig(n_ctx=512, n_threads=1, n_threads_batch=1)
     with Session(tiny_model("llama"), context=context, n_gpu_layers=-1) as session:
         table = session.decoder.costs.table

@@ -14,7 +14,9 @@ import numpy as np
 import pytest
 
 from edge_tr import Llama
+from edge_tr.chat.text import Token
 from edge_tr.completion import Completion, CompletionConfig, open_llama, schema_grammar
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import (
     CancelledError,
     ConfigError,
@@ -22,8 +24,6 @@ from edge_tr.errors import (
     ModelUnsupportedError,
     PromptTooLongError,
 )
-from edge_tr.text import Token
-from edge_tr.tree import TreeTemplate
 
 GREEDY = {"temp": 0.0}
 DRAWN = {"temp": 1.5}

@@ -12,11 +12,12 @@ import gguf
 import pytest
 
 import edge_tr
-from edge_tr import build_check, doctor, isa, machine
-from edge_tr.build_check import BuildCheck
-from edge_tr.doctor_child import write_zero_model
+from edge_tr.doctor import findings as doctor
 from edge_tr.errors import NativeBuildError
-from edge_tr.isa import SetStatus
+from edge_tr.machine import build_check, facts, isa
+from edge_tr.machine.build_check import BuildCheck
+from edge_tr.machine.build_child import write_zero_model
+from edge_tr.machine.isa import SetStatus
 
 DIE = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
 NO_CUDA = "raise OSError('libcudart.so.13: cannot open shared object file')\n"
@@ -65,8 +66,8 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         stages |= {} if error else {"done": {}}
         monkeypatch.setattr(doctor, "check_build", lambda: BuildCheck(stages, error, death))
         monkeypatch.setattr(isa, "probe", lambda: {status.name: status for status in sets})
-        monkeypatch.setattr(machine, "gpus", lambda: list(gpus))
-        monkeypatch.setattr(machine, "cpu_quota", lambda: quota)
+        monkeypatch.setattr(facts, "gpus", lambda: list(gpus))
+        monkeypatch.setattr(facts, "cpu_quota", lambda: quota)
         found = doctor.report()
         text = doctor.render(found)
         assert all(p["what"] in text and p["do"] in text for p in found["problems"])

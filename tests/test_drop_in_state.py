@@ -20,8 +20,8 @@ from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from edge_tr import Llama
 from edge_tr.errors import ConfigError, ContextFullError, MatrixFileError, ModelUnsupportedError
+from edge_tr.llama.kept_rows import RecentRows
 from edge_tr.models import tiny
-from edge_tr.rows import RecentRows
 
 PROMPT = "Once upon a time there was a"
 GREEDY: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0}

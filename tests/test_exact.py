@@ -15,14 +15,14 @@ from pathlib import Path
 
 import pytest
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import RecyclingDrafter
-from edge_tr.generate import Decoder
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.probe import probe_widths
+from edge_tr.measuring.widths import probe_widths
 from edge_tr.stats import Stats
-from edge_tr.tree import TreeTemplate
 
 pytestmark = pytest.mark.model
 
@@ -117,7 +117,7 @@ def run(
     def work(_worker: int) -> None:
         drafter = None
         if template is not None:
-            drafter = RecyclingDrafter(AdjacencyMatrix(model.n_vocab), template)
+            drafter = FixedTreeDrafter(AdjacencyMatrix(model.n_vocab), template)
         with LlamaTarget(model, CONTEXT) as target:
             decoder = Decoder(target, drafter, max_width=max_width)
             for i, job in waiting:

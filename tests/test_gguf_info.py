@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
-from edge_tr.gguf_header import read_header
-from edge_tr.gguf_info import KINDS, GGUFInfo, inspect
+from edge_tr.gguf_file.header import read_header
+from edge_tr.gguf_file.info import KINDS, GGUFInfo, inspect
 
 TinyModel = Callable[[str], Path]
 

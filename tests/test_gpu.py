@@ -9,20 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from edge_tr import doctor
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.bench.equality import TextPair, compare_texts
-from edge_tr.draft import RecyclingDrafter
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.lanes import LaneCache
+from edge_tr.doctor import findings
+from edge_tr.doctor.measured_child import PROMPTS
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError
-from edge_tr.generate import Decoder
-from edge_tr.lanes import LaneCache
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.measure import measure_costs
-from edge_tr.report_child import PROMPTS
+from edge_tr.measuring.equality import TextPair, compare_texts
+from edge_tr.measuring.steps import measure_costs
+from edge_tr.measuring.trial import Trial, random_text
 from edge_tr.target import Batch, Float32
-from edge_tr.tree import TreeTemplate
-from edge_tr.trial import Trial, random_text
 
 pytestmark = pytest.mark.gpu
 
@@ -55,13 +55,13 @@ def target(tiny: Model) -> Iterator[LlamaTarget]:
 
 @pytest.mark.model
 def test_all_layers_are_on_the_gpu(smollm2_q4_0: Path) -> None:
-    found = doctor.report(smollm2_q4_0)
+    found = findings.report(smollm2_q4_0)
     names = {d["name"] for d in found["build"]["devices"] if "gpu" in d["type"]}
     assert found["model"]["layers"].keys() <= names
 
 
 def test_the_doctor_has_nothing_to_say_about_the_gpu() -> None:
-    found = doctor.report()
+    found = findings.report()
     assert not [p for p in found["problems"] if "GPU" in p["what"] or "layers" in p["what"]]
 
 
@@ -114,7 +114,7 @@ def test_a_long_prompt_is_cancelled_between_chunks(
 def test_drafted_texts_differ_by_rounding_alone(real: Model, flash_attn: bool, cache: str) -> None:
     context = config(flash_attn=flash_attn, type_k=cache, type_v=cache)
     with LlamaTarget(real, context) as target:
-        drafter = RecyclingDrafter(AdjacencyMatrix(target.n_vocab, 8), TREE)
+        drafter = FixedTreeDrafter(AdjacencyMatrix(target.n_vocab, 8), TREE)
         prompts = [real.tokenize(text) for text in PROMPTS]
         texts = []
         for decoder in (Decoder(target), Decoder(target, drafter)):

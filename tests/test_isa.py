@@ -8,8 +8,8 @@ import sys
 
 import pytest
 
-from edge_tr import isa
-from edge_tr.isa import SetStatus
+from edge_tr.machine import isa
+from edge_tr.machine.isa import SetStatus
 
 x86_only = pytest.mark.skipif(not isa.is_x86(), reason="runs x86-64 machine code")
 UD2 = "0f0b c3"  # the instruction that always traps

@@ -17,23 +17,24 @@ import numpy as np
 from drafters import OracleDrafter
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.draft import RecyclingDrafter
-from edge_tr.generate import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.decode.decoder import Decoder
 from edge_tr.kernels import candidates, topk, tree
-from edge_tr.recycler import Recycler
-from edge_tr.sampling import TemperatureSampler
-from edge_tr.topk import TopK
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.decode.sampling import TemperatureSampler
+from edge_tr.decode.topk import TopK
+from edge_tr.drafts.template import TreeTemplate
 
 model = HashModel(30)
 target = FakeTarget(model, n_ctx=200, n_batch=8, n_lanes=40)
 for k, template in ((1, TreeTemplate.from_breadths([1, 1])), (8, TreeTemplate.paper())):
     for update in ("all", "accepted"):
         matrix = AdjacencyMatrix.random(30, k)
-        drafter = RecyclingDrafter(matrix, template, update=update, harvest=True)
+        drafter = FixedTreeDrafter(matrix, template, update=update, harvest=True)
         decoder = Decoder(target, drafter, n_threads=2)
         for sampler in (None, TemperatureSampler(1.0, 0)):
             for prompt in ([1], np.arange(20)):
@@ -43,7 +44,7 @@ flat = CostTable((1, 9), (0,), ((1.0, 1.1),))
 for n_pairs in (0, 1 << 10):
     for costs in (None, StepCosts(flat, 9)):
         learned = Candidates(AdjacencyMatrix(30, 4), n_pairs=n_pairs)
-        recycler = Recycler(learned, n_ctx=200, costs=costs, max_nodes=8, max_lanes=8)
+        recycler = GrownTreeDrafter(learned, n_ctx=200, costs=costs, max_nodes=8, max_lanes=8)
         recycler.compile()
         list(Decoder(target, recycler, costs=costs).generate(np.arange(20), max_tokens=100))
         Candidates(learned.matrix, n_pairs=1 << 10).load_arrays(learned.to_arrays())

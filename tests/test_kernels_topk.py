@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from naive import topk
 
+from edge_tr.decode.topk import TopK
 from edge_tr.kernels.topk import topk_rows
 from edge_tr.target import Float32
-from edge_tr.topk import TopK
 
 
 def assert_matches_naive(logits: Float32, k: int) -> None:

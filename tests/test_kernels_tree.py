@@ -6,11 +6,12 @@ import naive
 import numpy as np
 import pytest
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import Draft, RecyclingDrafter
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.kernels import tree as kernels
 from edge_tr.target import Batch
-from edge_tr.tree import TreeTemplate
 
 SEEDS = range(40)
 TEMPLATES = {
@@ -62,7 +63,7 @@ def test_fill_tree(name: str, seed: int) -> None:
     template = TEMPLATES[name]
     matrix = AdjacencyMatrix.random(12, 16, seed=seed)
     matrix.rows[rng.random(matrix.rows.shape) < 0.1 * seed] = -1
-    drafter = RecyclingDrafter(matrix, template)
+    drafter = FixedTreeDrafter(matrix, template)
     for max_nodes in (0, 1, 2, template.n_nodes // 2, template.n_nodes):
         for max_depth in (0, 1, 2, 99):
             draft = Draft(template.n_nodes)
@@ -78,7 +79,7 @@ def test_fill_tree(name: str, seed: int) -> None:
 
 def test_fill_tree_drafts_nothing_from_an_empty_matrix() -> None:
     draft = Draft(80)
-    drafter = RecyclingDrafter(AdjacencyMatrix(5, 8), TreeTemplate.paper())
+    drafter = FixedTreeDrafter(AdjacencyMatrix(5, 8), TreeTemplate.paper())
     drafter.propose(draft, max_nodes=80, max_depth=80)
     assert draft.n == 1
 
@@ -88,7 +89,7 @@ def test_a_missing_candidate_takes_everything_below_it_away() -> None:
     matrix.set_row(0, np.array([-1, 2], dtype=np.int32))
     matrix.set_row(2, np.array([3], dtype=np.int32))
     draft = Draft(6)
-    RecyclingDrafter(matrix, TreeTemplate.from_breadths([2, 2])).propose(
+    FixedTreeDrafter(matrix, TreeTemplate.from_breadths([2, 2])).propose(
         draft, max_nodes=6, max_depth=6
     )
     assert as_tree(draft) == [(0, -1), (2, 0), (3, 1)]
@@ -169,7 +170,7 @@ def test_recycle(tree: naive.Tree, update: str) -> None:
     expected = matrix.rows.tolist()
     by_node = rng.integers(-1, 20, (draft.n, 3)).tolist()
     path = naive.walk_greedy(tree, [row[0] for row in by_node])
-    drafter = RecyclingDrafter(matrix, TreeTemplate([]), update=update)  # type: ignore[arg-type]
+    drafter = FixedTreeDrafter(matrix, TreeTemplate([]), update=update)  # type: ignore[arg-type]
     drafter.learn(
         draft,
         rows_of(draft, by_node),
@@ -194,7 +195,7 @@ def test_of_repeated_tokens_the_last_node_in_bfs_order_wins() -> None:
 
 def test_learning_from_a_prompt_keeps_the_last_of_repeated_tokens() -> None:
     matrix = AdjacencyMatrix(6, 2)
-    drafter = RecyclingDrafter(matrix, TreeTemplate([]), harvest=True)
+    drafter = FixedTreeDrafter(matrix, TreeTemplate([]), harvest=True)
     ids = np.array([[1, 2], [3, 4], [5, 0]], dtype=np.int32)
     values = np.zeros((3, 2), dtype=np.float32)
     drafter.learn_prompt(np.array([4, 2, 4], dtype=np.int32), ids, values)

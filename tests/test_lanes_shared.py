@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.generate import Decoder
+from edge_tr.decode.decoder import Decoder
 
 
 def test_two_decoders_in_turn_do_not_mix() -> None:

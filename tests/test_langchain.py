@@ -11,7 +11,7 @@ import pytest
 from drop_in import EXACT
 
 import edge_tr
-from edge_tr.tree import SMALL_TREE
+from edge_tr.drafts.template import SMALL_TREE
 
 pytest.importorskip("langchain_community")
 pytestmark = [

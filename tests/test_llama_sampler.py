@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from tree_bench import TreeBench
 
-from edge_tr.adjacency import AdjacencyMatrix
 from edge_tr.config import SamplingConfig
-from edge_tr.draft import RecyclingDrafter
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
-from edge_tr.generate import Decoder
 from edge_tr.llama.model import Model
 from edge_tr.llama.sampler import LlamaSampler
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.tree import TreeTemplate
 
 PROMPT = list(range(60, 90))
 
@@ -33,7 +33,7 @@ def target(tiny_model: Callable[[str], Path]) -> Iterator[LlamaTarget]:
 
 def drafting(target: LlamaTarget) -> Decoder:
     matrix = AdjacencyMatrix(target.n_vocab)
-    return Decoder(target, RecyclingDrafter(matrix, TreeTemplate.paper()))
+    return Decoder(target, FixedTreeDrafter(matrix, TreeTemplate.paper()))
 
 
 def text_of(decoder: Decoder, config: SamplingConfig) -> list[int]:

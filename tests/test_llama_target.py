@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from tree_bench import TreeBench
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import RecyclingDrafter
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import (
     CancelledError,
     ConfigError,
@@ -24,12 +26,10 @@ from edge_tr.errors import (
     DecodeError,
     PromptTooLongError,
 )
-from edge_tr.generate import Decoder
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
 from edge_tr.target import Batch, Float32
-from edge_tr.tree import TreeTemplate
 
 DRAFTABLE = ("llama", "qwen2", "gemma3", "mixtral")
 RECURRENT = ("mamba", "jamba")
@@ -75,7 +75,7 @@ def prompt_of(n: int, seed: int = 0) -> list[int]:
 
 
 def drafting(target: LlamaTarget, template: TreeTemplate = PAPER) -> Decoder:
-    return Decoder(target, RecyclingDrafter(AdjacencyMatrix(target.n_vocab), template))
+    return Decoder(target, FixedTreeDrafter(AdjacencyMatrix(target.n_vocab), template))
 
 
 def text_of(decoder: Decoder, prompt: Any, **options: Any) -> list[int]:
@@ -405,7 +405,7 @@ def test_a_context_that_llama_cpp_would_refuse(config: dict[str, Any], message: 
 
 def test_as_many_lanes_as_llama_cpp_allows(open_target: Open) -> None:
     matrix = AdjacencyMatrix.random(512, 16)
-    drafter = RecyclingDrafter(matrix, TreeTemplate.from_breadths([16, 16]))
+    drafter = FixedTreeDrafter(matrix, TreeTemplate.from_breadths([16, 16]))
     decoder = Decoder(open_target(n_lanes=256, **EXACT), drafter)
     plain = text_of(Decoder(open_target(**EXACT)), prompt_of(30), max_tokens=30)
     assert text_of(decoder, prompt_of(30), max_tokens=30) == plain
@@ -425,7 +425,7 @@ def test_logits_need_no_compilation_of_their_own(open_target: Open) -> None:
 
 NEVER_CLOSED = """
 import sys
-from edge_tr.generate import Decoder
+from edge_tr.decode.decoder import Decoder
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
 target = LlamaTarget(Model(sys.argv[1]), ContextConfig(n_ctx=256, n_threads=1))

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from edge_tr import measure
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
-from edge_tr.cost import StepCosts
+from edge_tr.costs.running import StepCosts
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.lanes import LaneCache
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.errors import DecodeError
-from edge_tr.generate import Decoder
-from edge_tr.lanes import LaneCache
-from edge_tr.recycler import Recycler
+from edge_tr.measuring import steps
 from edge_tr.target import Float32
 
 
@@ -38,8 +38,10 @@ class FarCosts(StepCosts):
 def far_decoder(n_ctx: int = 64) -> tuple[Decoder, FakeTarget, FarCosts]:
     target = FakeTarget(HashModel(memory=2), n_ctx=n_ctx, n_batch=16)
     costs = FarCosts(max_width=16)
-    drafter = Recycler(Candidates(AdjacencyMatrix(target.n_vocab, 4)), n_ctx=n_ctx, max_lanes=8)
-    return Decoder(target, drafter, costs=costs), target, costs
+    drafter = GrownTreeDrafter(
+        Candidates(AdjacencyMatrix(target.n_vocab, 4)), n_ctx=n_ctx, max_lanes=8
+    )
+    return Decoder(target, drafter, costs=costs, measure_behind=steps.extend_costs), target, costs
 
 
 @pytest.mark.parametrize("n_prompt", [17, 20, 40])
@@ -71,7 +73,7 @@ def test_the_row_of_the_prompt_is_still_there_when_it_is_asked_for() -> None:
 def test_nothing_is_measured_where_it_cannot_pay(n_prompt: int, max_tokens: int) -> None:
     decoder, target, costs = far_decoder()
     if n_prompt == 0:
-        decoder, n_prompt = Decoder(target, costs=costs), 20
+        decoder, n_prompt = Decoder(target, costs=costs, measure_behind=steps.extend_costs), 20
     prompt = [i % target.n_vocab for i in range(n_prompt)]
     for _ in decoder.generate(prompt, max_tokens=max_tokens):
         pass
@@ -85,7 +87,7 @@ def test_a_failure_while_measuring_costs_nothing(monkeypatch: pytest.MonkeyPatch
         target.seq_cp(0, 1, 0, lanes.n_past)
         raise DecodeError("no memory")
 
-    monkeypatch.setattr(measure, "measure_behind", fail)
+    monkeypatch.setattr(steps, "measure_behind", fail)
     prompt = [i % target.n_vocab for i in range(20)]
     text = [t for step in decoder.generate(prompt, max_tokens=40) for t in step]
     assert text == target.model.generate(prompt, target.n_ctx, max_tokens=40)

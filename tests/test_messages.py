@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from edge_tr.chat.messages import ChatTemplate, check_messages
 from edge_tr.errors import ConfigError
-from edge_tr.messages import ChatTemplate, check_messages
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE
 
 USER = {"role": "user", "content": "Hello"}

@@ -23,7 +23,7 @@ import pytest
 
 from edge_tr import models
 from edge_tr.errors import ConfigError, ModelFileError, NativeBuildError
-from edge_tr.gguf_info import inspect
+from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.quantize import quantize
 from edge_tr.models import catalog, shapes, store
 from edge_tr.models.catalog import Entry, Piece

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 
-from edge_tr import build_check, isa
 from edge_tr.errors import NativeBuildError
+from edge_tr.machine import build_check, isa
 
 ROOT = Path(__file__).resolve().parent.parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.candidates import Candidates
-from edge_tr.cost import CostTable, StepCosts
-from edge_tr.generate import Decoder
-from edge_tr.recycler import Recycler
-from edge_tr.sampling import TemperatureSampler
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import CostTable
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.sampling import TemperatureSampler
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
 
 PROMPT = [3, 1, 4, 1, 5]
 
@@ -21,10 +22,14 @@ def steep() -> StepCosts:
     return StepCosts(CostTable((1, 8), (0,), ((1.0, 1000.0),)), 8)
 
 
-def generate(n_rests: int, *, n: int = 40, sampled: bool = False) -> tuple[list[int], Recycler]:
+def generate(
+    n_rests: int, *, n: int = 40, sampled: bool = False
+) -> tuple[list[int], GrownTreeDrafter]:
     target = FakeTarget(HashModel(memory=2))
     candidates = Candidates(AdjacencyMatrix(target.n_vocab, 4), n_pairs=64)
-    drafter = Recycler(candidates, n_ctx=target.n_ctx, costs=steep(), max_nodes=7, max_lanes=8)
+    drafter = GrownTreeDrafter(
+        candidates, n_ctx=target.n_ctx, costs=steep(), max_nodes=7, max_lanes=8
+    )
     drafter.n_rests = n_rests
     decoder = Decoder(target, drafter)
     sampler = TemperatureSampler(1.0, 7) if sampled else None
@@ -50,7 +55,9 @@ def test_one_draw_per_token_while_the_drafter_rests() -> None:
 def test_a_generation_that_is_left_early_does_not_reach_into_the_next() -> None:
     target = FakeTarget(HashModel(memory=2))
     candidates = Candidates(AdjacencyMatrix(target.n_vocab, 4), n_pairs=64)
-    drafter = Recycler(candidates, n_ctx=target.n_ctx, costs=steep(), max_nodes=7, max_lanes=8)
+    drafter = GrownTreeDrafter(
+        candidates, n_ctx=target.n_ctx, costs=steep(), max_nodes=7, max_lanes=8
+    )
     decoder = Decoder(target, drafter)
     for _ in range(3):
         steps = decoder.generate(PROMPT, max_tokens=30)

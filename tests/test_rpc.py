@@ -23,14 +23,14 @@ import pytest
 from edge_tr import Llama
 from edge_tr.cli import main, make_parser, options
 from edge_tr.config import DraftConfig
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, ModelLoadError, NativeBuildError
 from edge_tr.llama import servers
 from edge_tr.llama.library import logger
 from edge_tr.llama.model import Model
+from edge_tr.llama.rpc_hello import ask, parse_servers
 from edge_tr.llama.target import ContextConfig
-from edge_tr.rpc import ask, parse_servers
 from edge_tr.session import Session
-from edge_tr.tree import TreeTemplate
 
 TinyModel = Callable[[str], Path]
 CONTEXT = ContextConfig(n_ctx=512, n_threads=1, n_threads_batch=1)

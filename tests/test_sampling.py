@@ -7,13 +7,13 @@ import pytest
 from drafters import OracleDrafter
 from fake_target import FakeTarget, HashModel
 
-from edge_tr.adjacency import AdjacencyMatrix
-from edge_tr.draft import RecyclingDrafter
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.sampling import TemperatureSampler
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.fixed_tree import FixedTreeDrafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, DecodeError
-from edge_tr.generate import Decoder
-from edge_tr.sampling import TemperatureSampler
 from edge_tr.target import Float32
-from edge_tr.tree import TreeTemplate
 
 CRITICAL = 24.32
 """Chi-square with 7 degrees of freedom is above this once in a thousand."""
@@ -40,7 +40,7 @@ def test_drafted_tokens_follow_the_softmax_too() -> None:
     matrix.rows[:] = np.arange(8)
     decoder = Decoder(
         FakeTarget(model),
-        RecyclingDrafter(matrix, TreeTemplate.from_breadths([4, 1]), update="accepted"),
+        FixedTreeDrafter(matrix, TreeTemplate.from_breadths([4, 1]), update="accepted"),
     )
     sampler = TemperatureSampler(1.0, seed=5)
     counts: dict[int, Counter[int]] = {first: Counter() for first in range(8)}
@@ -62,7 +62,7 @@ def sampled(decoder: Decoder, seed: int) -> list[int]:
 
 
 def test_a_seed_gives_one_text_with_a_cold_and_a_warm_matrix() -> None:
-    drafter = RecyclingDrafter(AdjacencyMatrix(16), TreeTemplate.paper().prefix(15))
+    drafter = FixedTreeDrafter(AdjacencyMatrix(16), TreeTemplate.paper().prefix(15))
     decoder = Decoder(FakeTarget(n_lanes=16), drafter)
     cold = sampled(decoder, seed=1)
     assert sampled(decoder, seed=1) == cold

@@ -11,7 +11,7 @@ import openai
 import pytest
 from serving import NAME, Running, serving
 
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.template import TreeTemplate
 
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 SCHEMA = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from serving import Running, held, serving
 
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.template import TreeTemplate
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Locator, Page, Request

@@ -15,7 +15,7 @@ import httpx
 import pytest
 from serving import Running, held, serving
 
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.template import TreeTemplate
 
 FORCED = {"speculative": TreeTemplate.from_breadths([3, 2])}
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from edge_tr import cost_cache
 from edge_tr.config import DraftConfig
 from edge_tr.llama.target import ContextConfig
+from edge_tr.measuring import kept_costs
 from edge_tr.session import Session
 
 TinyModel = Callable[[str], Path]
@@ -46,7 +46,7 @@ def test_costs_are_measured_when_a_model_is_opened_first(
 ) -> None:
     open_session(tiny_model).close()
     open_session(tiny_model).close()  # once more, where the machine was busy
-    monkeypatch.setattr(cost_cache, "measure_costs", None)
+    monkeypatch.setattr(kept_costs, "measure_costs", None)
     open_session(tiny_model).close()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edge_tr.text import Piece, TextBuilder, Token
+from edge_tr.chat.text import Piece, TextBuilder, Token
 
 
 def pieces(parts: list[bytes], stops: list[str]) -> tuple[list[Piece], bool]:

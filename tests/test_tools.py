@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from edge_tr.chat.tools import Call, CallFilter, call_text, check_tools, chosen_tools, parse_calls
 from edge_tr.errors import ConfigError
-from edge_tr.tools import Call, CallFilter, call_text, check_tools, chosen_tools, parse_calls
 
 
 def tool(name: str) -> dict[str, Any]:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from edge_tr.decode.topk import TopK
 from edge_tr.errors import ConfigError
-from edge_tr.topk import TopK
 
 
 @pytest.mark.parametrize("n_threads", [2, 3, 8])

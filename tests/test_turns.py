@@ -7,7 +7,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import pytest
 
 from edge_tr.errors import CancelledError, ModelError
-from edge_tr.turns import Turns
+from edge_tr.llama.turns import Turns
 
 
 def counting(turns: Turns, log: list[str], name: str) -> Generator[int, None, None]:

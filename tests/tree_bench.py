@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from drafters import add_node
 
-from edge_tr.draft import Draft
-from edge_tr.lanes import LaneCache
+from edge_tr.decode.lanes import LaneCache
+from edge_tr.drafts.draft import Draft
 from edge_tr.target import Batch, Float32, Int32, TargetModel
 
 

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_tr.decode.decoder import Decoder
 from edge_tr.errors import DecodeError, ModelLoadError
-from edge_tr.generate import Decoder
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.stock import open_stock

@@ -8,10 +8,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from edge_tr import __version__, machine
-from edge_tr.gguf_info import inspect
+from edge_tr import __version__
+from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.library import system_info, version
 from edge_tr.llama.target import ContextConfig
+from edge_tr.machine import facts
 from edge_tr.models.fetch import sha256_of
 
 
@@ -25,10 +26,10 @@ def conditions(path: Path, context: ContextConfig, n_gpu_layers: int) -> dict[st
             "architecture": inspect(path).architecture,
         },
         "machine": {
-            "processor": machine.processor(),
-            "cores": machine.n_cores(),
-            "memory_bytes": machine.memory()["memory_bytes"],
-            "gpus": [gpu["name"] for gpu in machine.gpus()],
+            "processor": facts.processor(),
+            "cores": facts.n_cores(),
+            "memory_bytes": facts.memory()["memory_bytes"],
+            "gpus": [gpu["name"] for gpu in facts.gpus()],
             "system": platform.platform(),
             "load": list(os.getloadavg()) if hasattr(os, "getloadavg") else [],
         },

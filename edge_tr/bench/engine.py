@@ -12,20 +12,20 @@ import numpy as np
 from edge_tr.bench.baselines import BareArm
 from edge_tr.bench.outcome import Outcome, collect, until_end
 from edge_tr.config import DraftConfig, SamplingConfig
-from edge_tr.cost_cache import costs_of
-from edge_tr.draft import Drafter
-from edge_tr.engine import Engine
+from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.lanes import LaneCache
+from edge_tr.decode.topk import default_threads
+from edge_tr.drafting import Drafting
+from edge_tr.drafts.draft import Drafter
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
-from edge_tr.generate import Decoder
-from edge_tr.lanes import LaneCache
 from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.sampler import LlamaSampler
 from edge_tr.llama.stock import open_stock
 from edge_tr.llama.target import ContextConfig
+from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.session import Session
 from edge_tr.target import Int32
-from edge_tr.topk import default_threads
-from edge_tr.tree import TreeTemplate
 
 _WARM_UP = "Hello, hello, hello"
 """What is answered first and not counted."""
@@ -149,11 +149,11 @@ def drafted(session: Session, drafter: Drafter) -> EngineMethod:
     return EngineMethod(session, lambda: decoder)
 
 
-def engine_on(session: Session, **draft: Any) -> Engine:
+def engine_on(session: Session, **draft: Any) -> Drafting:
     """Another engine on the target of a session; it starts without candidates if not told
     otherwise, see ``DraftConfig``."""
     config = DraftConfig(**{"start": "empty", **draft})
-    return Engine(
+    return Drafting(
         session.target, config, session.fingerprint, plain_reason=session.target.plain_reason
     )
 

@@ -10,21 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr.bench import summary
-from edge_tr.bench.engine import (
-    EngineMethod,
-    PlainMethod,
-    engine_method,
-    engine_on,
-    paper_draft,
-)
+from edge_tr.bench.engine import EngineMethod, PlainMethod, engine_method, engine_on, paper_draft
 from edge_tr.bench.main_table import answers
 from edge_tr.bench.outcome import Method
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.questions import Question
 from edge_tr.bench.runner import AGAIN, PLAIN, Case, Runner
 from edge_tr.config import SamplingConfig
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.session import Session
-from edge_tr.tree import TreeTemplate
 
 PAPER, AUTO = "paper", "auto"
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)

@@ -9,7 +9,6 @@ from typing import Any
 
 from edge_tr.bench import summary
 from edge_tr.bench.engine import detokenized, measure_costs_anew, warm_up
-from edge_tr.bench.equality import Known
 from edge_tr.bench.methods import ABOUT, OURS, Sources, check_methods, main_cases
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
@@ -18,6 +17,7 @@ from edge_tr.bench.runner import AGAIN, PLAIN, Runner
 from edge_tr.config import DraftConfig
 from edge_tr.errors import ConfigError
 from edge_tr.llama.target import ContextConfig
+from edge_tr.measuring.equality import Known
 from edge_tr.session import Session
 
 PHASE = "main"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from edge_tr import machine
 from edge_tr.bench.engine import (
     EngineMethod,
     PlainMethod,
@@ -16,12 +15,13 @@ from edge_tr.bench.engine import (
     paper_draft,
 )
 from edge_tr.bench.outcome import Method
-from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerServer, find_peers
 from edge_tr.bench.programs import Program
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.bench.rest import RestDrafter, build_datastore
 from edge_tr.bench.runner import AGAIN, PLAIN, Case
 from edge_tr.errors import ConfigError
+from edge_tr.machine import facts
 from edge_tr.session import Session
 
 OURS = ("paper", "auto", "pld", "rest")
@@ -99,7 +99,7 @@ def check_methods(wanted: Sequence[str]) -> None:
 
 
 def _memory_bytes() -> float:
-    return machine.memory()["memory_available_bytes"] or float("inf")
+    return facts.memory()["memory_available_bytes"] or float("inf")
 
 
 def _openers(
@@ -124,7 +124,7 @@ def _openers(
 
     def server(options: Sequence[str]) -> Callable[[], Method]:
         model, config = session.model, session.target.config
-        return lambda: Server(model, config, find_peers(sources.peers), options, keep=keep)
+        return lambda: PeerServer(model, config, find_peers(sources.peers), options, keep=keep)
 
     def program(name: str) -> Callable[[], Method]:
         return lambda: Program(session, find_peers(sources.peers), name)

@@ -23,10 +23,10 @@ from typing import Any
 
 from edge_tr.bench.outcome import Outcome
 from edge_tr.errors import ConfigError, EdgeTRError
+from edge_tr.files.paths import cache_dir
 from edge_tr.llama.library import version
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig
-from edge_tr.paths import cache_dir
 from edge_tr.target import Int32
 
 _START_S = 300.0
@@ -91,7 +91,7 @@ def common_options(model: Path, config: ContextConfig, n_gpu_layers: int) -> lis
     return [str(part) for pair in options.items() for part in pair] + flags
 
 
-class Server:
+class PeerServer:
     """A llama-server with one slot, as a method.
 
     Parameters

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from edge_tr.draft import Draft
+from edge_tr.drafts.draft import Draft
 from edge_tr.target import Float32, Int32
 
 

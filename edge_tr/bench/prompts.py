@@ -10,9 +10,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
+from edge_tr.bench.questions import Question, read_questions
 from edge_tr.target import Int32
-
-from .questions import Question, read_questions
 
 _HERE = Path(__file__).resolve().parent
 _N_RANDOM = 200

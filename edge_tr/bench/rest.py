@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.draft import Draft
+from edge_tr.drafts.draft import Draft
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
 from edge_tr.target import Float32, Int32

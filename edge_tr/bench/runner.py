@@ -82,7 +82,7 @@ class Progress:
 
 
 @dataclass
-class Turn:
+class QuestionTurn:
     """One prompt: a turn of a question, behind its earlier turns and plain decoding's answers."""
 
     id: str
@@ -154,19 +154,19 @@ class Runner:
             stack.callback(methods[case.key].close)
         return methods
 
-    def _turns(self, question: Question, found: list[Record]) -> Iterator[Turn]:
+    def _turns(self, question: Question, found: list[Record]) -> Iterator[QuestionTurn]:
         """The prompts of a question; the record of each is in ``found`` before the next."""
         messages: list[dict[str, str]] = []
         for i, text in enumerate(question.turns if self.all_turns else question.turns[:1]):
             messages.append({"role": "user", "content": text})
             room = self.session.target.n_ctx - self.n_tokens - 1
             tokens = conversation_tokens(self.session, messages)[-room:]
-            yield Turn(f"{question.id}#{i + 1}", question.category, tokens)
+            yield QuestionTurn(f"{question.id}#{i + 1}", question.category, tokens)
             answer = found[-1]["outcomes"].get(PLAIN, {}).get("tokens", [])
             messages.append({"role": "assistant", "content": detokenized(self.session, answer)})
 
     def _measure(
-        self, turn: Turn, methods: dict[str, Method], backwards: bool, progress: Progress
+        self, turn: QuestionTurn, methods: dict[str, Method], backwards: bool, progress: Progress
     ) -> Record:
         outcomes: dict[str, dict[str, Any]] = {}
         keys = [case.key for case in self.cases if case.key in methods]

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.bench.equality import EqualityReport, Known, TextPair, compare_texts
 from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.pairs import Record
 from edge_tr.bench.runner import PLAIN
 from edge_tr.bench.statistics import median_bounds
+from edge_tr.measuring.equality import EqualityReport, Known, TextPair, compare_texts
 from edge_tr.target import TargetModel
 
 Answers = list[tuple[Record, Outcome, Outcome | None]]

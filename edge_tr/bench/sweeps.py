@@ -18,20 +18,20 @@ from edge_tr.bench.experiments import AUTO, PAPER, Setup
 from edge_tr.bench.main_table import answers
 from edge_tr.bench.methods import Sources
 from edge_tr.bench.pairs import Record, Records
-from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, Server, find_peers
+from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, PeerServer, find_peers
 from edge_tr.bench.questions import Question
 from edge_tr.bench.rest import build_datastore, standard_library
 from edge_tr.bench.runner import PLAIN, Case, Runner
 from edge_tr.config import DraftConfig
-from edge_tr.cost_cache import costs_of
+from edge_tr.costs.expected import expect, read_recording, relative_costs
+from edge_tr.decode.topk import default_threads
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.models.fetch import sha256_of
 from edge_tr.session import Session
-from edge_tr.simulate import expect, read_recording, relative_costs
-from edge_tr.topk import default_threads
-from edge_tr.tree import TreeTemplate
 
 LENGTHS = (512, 2048, 8192, 32768)
 QUANTISATIONS = ("smollm2-f16", "smollm2-q8_0", "smollm2-q4_1", "smollm2-q4_0", "smollm2-q4_k_m")
@@ -253,7 +253,7 @@ def _server_memory(session: Session, sources: Sources, progress: Say) -> list[di
     peaks = {}
     for name, options in SERVER_OPTIONS.items():
         progress(f"measuring {name}")
-        server = Server(session.model, session.target.config, folder, options)
+        server = PeerServer(session.model, session.target.config, folder, options)
         try:
             server.answer(np.asarray(prompt), 64)
         finally:

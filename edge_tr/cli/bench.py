@@ -183,13 +183,13 @@ def run(args: argparse.Namespace) -> int:
 def _job_options(args: argparse.Namespace, path: Path, out: Path) -> Options:
     from dataclasses import replace
 
-    from edge_tr import machine
     from edge_tr.bench.job import Options
     from edge_tr.bench.methods import Sources
-    from edge_tr.gguf_info import inspect
+    from edge_tr.gguf_file.info import inspect
+    from edge_tr.machine import facts
 
     context = options.context_config(args)
-    n_threads = context.n_threads or machine.n_cores()
+    n_threads = context.n_threads or facts.n_cores()
     n_ctx = context.n_ctx or inspect(path).n_ctx_train or 4096
     context = replace(context, n_threads=n_threads, n_threads_batch=n_threads, n_ctx=n_ctx)
     return Options(

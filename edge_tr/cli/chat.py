@@ -151,7 +151,7 @@ def _history() -> Iterator[None]:
     if not sys.stdin.isatty():
         yield
         return
-    from edge_tr.paths import data_dir
+    from edge_tr.files.paths import data_dir
 
     file = data_dir() / "chat_history"
     readline.set_history_length(N_HISTORY)

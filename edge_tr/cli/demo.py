@@ -82,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
-    from edge_tr.tree import SMALL_TREE, TreeTemplate
+    from edge_tr.drafts.template import SMALL_TREE, TreeTemplate
 
     demo = _Demo(args, path, guard)
     paper = TreeTemplate.paper()

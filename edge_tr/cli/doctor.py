@@ -52,27 +52,27 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Examine and tell."""
-    from edge_tr import doctor
+    from edge_tr.doctor import findings
 
     if args.report is not None:
         if args.report != "-":
             options.check_writable("--report", Path(args.report))
         return _report(args)
     model = None if args.model is None else options.model_path(args)
-    found = doctor.report(model, n_gpu_layers=args.gpu_layers)
-    write((json.dumps(found) if args.json else doctor.render(found)) + "\n")
+    found = findings.report(model, n_gpu_layers=args.gpu_layers)
+    write((json.dumps(found) if args.json else findings.render(found)) + "\n")
     return _code(found)
 
 
 def _report(args: argparse.Namespace) -> int:
-    from edge_tr import report
+    from edge_tr.doctor import machine_report
 
     model: Path | None = None
     try:
         model = options.model_path(args)
     except (ModelError, OSError) as error:
         note(f"nothing is measured, since there is no model: {error}")
-    found = report.gather(model, n_gpu_layers=args.gpu_layers, progress=note)
+    found = machine_report.gather(model, n_gpu_layers=args.gpu_layers, progress=note)
     text = json.dumps(found, indent=1) + "\n"
     if args.report == "-":
         write(text)

@@ -55,13 +55,13 @@ def _file(args: argparse.Namespace) -> Path:
     if args.file is not None:
         return Path(args.file)
     options.prepare_llama(args)
-    from edge_tr import store
     from edge_tr.config import DraftConfig
+    from edge_tr.drafts import matrix_file
     from edge_tr.llama.model import Model
 
     options.configured(DraftConfig, args, {"k": "k"})
     with Model(options.model_path(args)) as model:
-        return store.default_path(model.fingerprint(), args.k)
+        return matrix_file.default_path(model.fingerprint(), args.k)
 
 
 def path(args: argparse.Namespace) -> int:
@@ -72,14 +72,14 @@ def path(args: argparse.Namespace) -> int:
 
 def show(args: argparse.Namespace) -> int:
     """Say what the file holds."""
-    from edge_tr import store
+    from edge_tr.drafts import matrix_file
 
     file = _file(args)
     if not file.exists():
         run = "edge-tr run" if args.k == 8 else f"edge-tr run --k {args.k}"
         raise MatrixFileError(f"no matrix is saved at {file}; `{run}` makes one")
-    header = store.read_header(file)
-    acceptance = _acceptance(store.read_extra(file).get("rank_counts"))
+    header = matrix_file.read_header(file)
+    acceptance = _acceptance(matrix_file.read_extra(file).get("rank_counts"))
     if args.json:
         write(json.dumps({"path": str(file), **header, "acceptance": acceptance}) + "\n")
         return 0
@@ -111,11 +111,11 @@ def _acceptance(rank_counts: Any) -> dict[str, list[float]]:
 
 def reset(args: argparse.Namespace) -> int:
     """Delete the file."""
-    from edge_tr import store
+    from edge_tr.drafts import matrix_file
 
     file = _file(args)
     if args.file is not None:
-        store.check_own(file)
+        matrix_file.check_own(file)
     try:
         file.unlink()
     except FileNotFoundError:

@@ -175,7 +175,7 @@ def prepare_llama(args: argparse.Namespace) -> None:
     ------
     NativeBuildError : it would crash this process.
     """
-    from edge_tr.build_check import require_working_build
+    from edge_tr.machine.build_check import require_working_build
 
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # a debugger would write to stdout
     require_working_build()
@@ -187,8 +187,8 @@ def prepare_llama(args: argparse.Namespace) -> None:
 
 def context_config(args: argparse.Namespace) -> ContextConfig:
     """The context that the options ask for, with a lane for each leaf of a forced tree."""
+    from edge_tr.drafts.template import TreeTemplate
     from edge_tr.llama.target import ContextConfig
-    from edge_tr.tree import TreeTemplate
 
     more: dict[str, Any] = {}
     if args.threads is not None:
@@ -267,7 +267,7 @@ def parse_tree(text: str) -> Any:
     ------
     ConfigError : none of the forms allowed, or a file that cannot be read.
     """
-    from edge_tr.tree import TreeTemplate
+    from edge_tr.drafts.template import TreeTemplate
 
     if text in ("auto", "off"):
         return text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from xml.sax.saxutils import escape
 
 if TYPE_CHECKING:
-    from edge_tr.simulate import Expectation
+    from edge_tr.costs.expected import Expectation
 
 _COLUMNS = 56
 _WIDTH, _HEIGHT = 640, 400

@@ -11,7 +11,7 @@ from typing import Any
 from edge_tr.cli import options
 from edge_tr.cli.output import discard_stdout, note
 from edge_tr.errors import ConfigError, DecodeError
-from edge_tr.rpc import DEFAULT_PORT
+from edge_tr.llama.rpc_hello import DEFAULT_PORT
 
 _DESCRIPTION = """\
 Lends the GPUs of this machine, or its CPU where it has none, to a model that runs on another:
@@ -63,9 +63,9 @@ def rpc_server(args: argparse.Namespace) -> int:
     """Serve until Ctrl-C."""
     _check(args)
     options.prepare_llama(args)
-    from edge_tr import machine
+    from edge_tr.files.paths import cache_dir
     from edge_tr.llama import devices, servers
-    from edge_tr.paths import cache_dir
+    from edge_tr.machine import facts
 
     folder = None
     if args.keep_weights:
@@ -79,7 +79,7 @@ def rpc_server(args: argparse.Namespace) -> int:
         discard_stdout()  # llama.cpp tells of every connection, dozens while a model loads
     # llama.cpp does not return from waiting for clients, so that Python would never see Ctrl-C.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
-    n_threads = args.threads or machine.n_cores()
+    n_threads = args.threads or facts.n_cores()
     servers.serve(args.host, args.port, n_threads=n_threads, cache=folder)
     raise DecodeError(f"llama.cpp cannot serve at {args.host}:{args.port}; see above")
 

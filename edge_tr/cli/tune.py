@@ -13,10 +13,10 @@ from edge_tr.cli.output import note, write
 from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
-    from edge_tr.cost import CostTable
+    from edge_tr.costs.expected import Expectation, Recording
+    from edge_tr.costs.table import CostTable
     from edge_tr.llama.target import ContextConfig
-    from edge_tr.probe import WidthProbe
-    from edge_tr.simulate import Expectation, Recording
+    from edge_tr.measuring.widths import WidthProbe
     from edge_tr.tuning import Alternative
 
 _DESCRIPTION = """\
@@ -94,7 +94,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measure and show, or simulate."""
-    from edge_tr.simulate import DEFAULT_RECORDING, read_recording
+    from edge_tr.costs.expected import DEFAULT_RECORDING, read_recording
 
     if args.seconds <= 0:
         raise ConfigError(f"--seconds {args.seconds} is not allowed; it must be above 0")
@@ -114,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _simulate(args: argparse.Namespace, recording: Recording) -> int:
-    from edge_tr.simulate import PUBLIC_TABLES, expect, read_costs
+    from edge_tr.costs.expected import PUBLIC_TABLES, expect, read_costs
 
     tables = read_costs(PUBLIC_TABLES if args.cost == "public" else Path(args.cost))
     expectations = [expect(recording, costs) for costs in tables]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from . import CACHE
+from edge_tr.kernels import CACHE
 
 Array = np.ndarray[Any, Any]
 

@@ -14,11 +14,11 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _internals
 
-from ..gguf_info import classify
-from ..target import Batch, Float32
-from .library import leave_log, lib
-from .model import fingerprint, plain_reason
-from .target import NO_REWIND, ContextTarget, allow_lanes, cost_conditions
+from edge_tr.gguf_file.info import classify
+from edge_tr.llama.library import leave_log, lib
+from edge_tr.llama.model import fingerprint, plain_reason
+from edge_tr.llama.target import NO_REWIND, ContextTarget, allow_lanes, cost_conditions
+from edge_tr.target import Batch, Float32
 
 STOCK_ARGUMENTS: dict[str, Any] = {
     name: parameter.default
@@ -72,7 +72,7 @@ class OwnTarget(ContextTarget):
 
 
 def kind_of(llm: Any) -> tuple[str, str]:
-    """Whether an open model can draft, as ``gguf_info.classify`` says it, and why not."""
+    """Whether an open model can draft, as ``gguf_file.info.classify`` says it, and why not."""
     architecture = llm.metadata.get("general.architecture", "")
     causal = llm.metadata.get(f"{architecture}.attention.causal", "true") == "true"
     kind, reason = classify(architecture, causal=causal)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 
-from .library import ggml_function, init_backend
+from edge_tr.llama.library import ggml_function, init_backend
 
 _CPU = 0  # ggml_backend_dev_type
 _GPUS = (1, 2)  # discrete, integrated

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..target import Float32
-from .logprobs import Logprobs
+from edge_tr.llama.logprobs import Logprobs
+from edge_tr.target import Float32
 
 
 class Draws:

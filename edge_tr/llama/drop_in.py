@@ -10,14 +10,14 @@ from typing import Any
 import llama_cpp
 import numpy as np
 
-from ..aio import iterate
-from ..errors import CancelledError, ContextFullError, ModelUnsupportedError
-from ..generate import Decoder
-from ..stats import Stats
-from . import context
-from .draws import Draws
-from .logprobs import Logprobs
-from .opened import OpenedLlama
+from edge_tr.decode.decoder import Decoder
+from edge_tr.errors import CancelledError, ContextFullError, ModelUnsupportedError
+from edge_tr.llama import context
+from edge_tr.llama.aio import iterate
+from edge_tr.llama.draws import Draws
+from edge_tr.llama.logprobs import Logprobs
+from edge_tr.llama.opened import OpenedLlama
+from edge_tr.stats import Stats
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from llama_cpp import Llama as StockLlama
 
-from ..target import Float32
+from edge_tr.target import Float32
 
 
 class Logprobs:

@@ -12,13 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from ..closing import Closing
-from ..errors import ConfigError, ModelLoadError, ModelUnsupportedError
-from ..gguf_info import GGUFInfo, inspect
-from ..messages import ChatTemplate
-from ..target import Int32
-from .library import forget_errors, init_backend, lib, recent_errors
-from .servers import Servers
+from edge_tr.chat.messages import ChatTemplate
+from edge_tr.errors import ConfigError, ModelLoadError, ModelUnsupportedError
+from edge_tr.files.closing import Closing
+from edge_tr.gguf_file.info import GGUFInfo, inspect
+from edge_tr.llama.library import forget_errors, init_backend, lib, recent_errors
+from edge_tr.llama.servers import Servers
+from edge_tr.target import Int32
 
 
 class Model(Closing):
@@ -33,7 +33,7 @@ class Model(Closing):
 
     Raises
     ------
-    ModelFileError, ModelUnsupportedError : before loading, see ``edge_tr.gguf_info.inspect``.
+    ModelFileError, ModelUnsupportedError : before loading, see ``edge_tr.gguf_file.info.inspect``.
     ModelLoadError : llama.cpp refused the file or had no memory; the text quotes its log. Or an
         RPC server does not answer.
     ConfigError, NativeBuildError : see ``Servers``; ``n_gpu_layers`` below -1.

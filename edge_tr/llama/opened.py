@@ -15,19 +15,19 @@ from typing import Any, Literal, TypeVar
 
 import llama_cpp
 
-from ..config import DraftConfig
-from ..engine import Engine
-from ..errors import ConfigError, MatrixFileError, ModelError
-from ..generate import Decoder
-from ..messages import ChatTemplate
-from ..rows import RecentRows, RowsView
-from ..stats import Stats
-from ..tree import TreeTemplate
-from ..turns import Turns
-from . import context
-from .model import chat_template
-from .model_draft import ModelDrafter
-from .servers import Servers
+from edge_tr.chat.messages import ChatTemplate
+from edge_tr.config import DraftConfig
+from edge_tr.decode.decoder import Decoder
+from edge_tr.drafting import Drafting
+from edge_tr.drafts.template import TreeTemplate
+from edge_tr.errors import ConfigError, MatrixFileError, ModelError
+from edge_tr.llama import context
+from edge_tr.llama.drafter_from_stock import ModelDrafter
+from edge_tr.llama.kept_rows import RecentRows, RowsView
+from edge_tr.llama.model import chat_template
+from edge_tr.llama.servers import Servers
+from edge_tr.llama.turns import Turns
+from edge_tr.stats import Stats
 
 _Self = TypeVar("_Self", bound="OpenedLlama")
 
@@ -54,7 +54,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
         self._turns = Turns(lambda: (interrupt() or bool)())
-        self._engine: Engine | None = None
+        self._engine: Drafting | None = None
         self._decoder: Decoder | None = None
         self._target: context.OwnTarget | None = None
         self._has_learned = False
@@ -121,7 +121,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
             return
         self._target = target = context.OwnTarget(self, reason)
-        engine = Engine(
+        engine = Drafting(
             target,
             draft,
             context.matrix_identity(self),

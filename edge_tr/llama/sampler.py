@@ -6,10 +6,10 @@ import secrets
 import weakref
 from typing import Any
 
-from ..config import SamplingConfig
-from ..target import Float32
-from .library import lib
-from .target import LlamaTarget
+from edge_tr.config import SamplingConfig
+from edge_tr.llama.library import lib
+from edge_tr.llama.target import LlamaTarget
+from edge_tr.target import Float32
 
 
 class LlamaSampler:

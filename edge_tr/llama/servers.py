@@ -14,12 +14,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..build_check import rebuild_command
-from ..closing import Closing
-from ..errors import ConfigError, ModelLoadError, NativeBuildError
-from ..rpc import address, ask, parse_servers
-from . import devices
-from .library import ggml_function, init_backend, lib
+from edge_tr.errors import ConfigError, ModelLoadError, NativeBuildError
+from edge_tr.files.closing import Closing
+from edge_tr.llama import devices
+from edge_tr.llama.library import ggml_function, init_backend, lib
+from edge_tr.llama.rpc_hello import address, ask, parse_servers
+from edge_tr.machine.build_check import rebuild_command
 
 _lock = threading.Lock()
 _in_use: Counter[str] = Counter()
@@ -31,7 +31,7 @@ class Servers(Closing):
 
     Parameters
     ----------
-    servers : see ``edge_tr.rpc.parse_servers``; empty = this machine alone.
+    servers : see ``edge_tr.llama.rpc_hello.parse_servers``; empty = this machine alone.
     n_gpu_layers : layers that the model places on devices; 0 would use no server.
 
     Attributes

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from .model import Model
-from .target import CACHE_TYPES, ContextConfig
+from edge_tr.llama.model import Model
+from edge_tr.llama.target import CACHE_TYPES, ContextConfig
 
 
 def open_stock(model: Model, config: ContextConfig, *, n_lookup: int = 0) -> Any:

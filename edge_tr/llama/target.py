@@ -13,13 +13,19 @@ from typing import Any
 import numpy as np
 from numba import carray, cfunc, types
 
-from ..closing import Closing
-from ..errors import CancelledError, ConfigError, ContextFullError, DecodeError, ModelLoadError
-from ..kernels import CACHE
-from ..target import Batch, Float32
-from ..tree import MAX_LANES
-from .library import forget_errors, function, lib, recent_errors, system_info, version
-from .model import Model
+from edge_tr.drafts.template import MAX_LANES
+from edge_tr.errors import (
+    CancelledError,
+    ConfigError,
+    ContextFullError,
+    DecodeError,
+    ModelLoadError,
+)
+from edge_tr.files.closing import Closing
+from edge_tr.kernels import CACHE
+from edge_tr.llama.library import forget_errors, function, lib, recent_errors, system_info, version
+from edge_tr.llama.model import Model
+from edge_tr.target import Batch, Float32
 
 CACHE_TYPES = {
     "f32": lib.GGML_TYPE_F32,

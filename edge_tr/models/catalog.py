@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from edge_tr.errors import ConfigError
+from edge_tr.files.paths import cache_dir
 from edge_tr.models.shapes import QUANTISATIONS as SHAPE_QUANTISATIONS
 from edge_tr.models.shapes import SHAPES, size_bytes
 from edge_tr.models.tiny import TINY_ARCHITECTURES
-from edge_tr.paths import cache_dir
 
 DEFAULT = "smollm2-q4_0"
 """The model of every command that is given none."""

@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from edge_tr.errors import ModelError, ModelFileError
-from edge_tr.gguf_info import inspect
+from edge_tr.gguf_file.info import inspect
 from edge_tr.models import catalog
 from edge_tr.models.catalog import DEFAULT, Entry
 from edge_tr.models.disk import require_room

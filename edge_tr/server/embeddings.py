@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from edge_tr.errors import ConfigError, ModelLoadError
-from edge_tr.gguf_info import inspect
+from edge_tr.gguf_file.info import inspect
 
 _MAX_TOKENS = 2048
 """Most tokens of one text; the context takes memory for them."""

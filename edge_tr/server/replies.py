@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from edge_tr.chat.text import Piece, Token
+from edge_tr.chat.tools import CallFilter, parse_calls
 from edge_tr.completion import Completion
-from edge_tr.text import Piece, Token
-from edge_tr.tools import CallFilter, parse_calls
 
 Json = dict[str, Any]
 

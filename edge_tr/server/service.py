@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Generator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
+from edge_tr.chat.text import Piece
+from edge_tr.chat.tools import call_schema, check_tools, chosen_tools
 from edge_tr.completion import Completion, chat_tokens, schema_grammar
 from edge_tr.errors import ConfigError
 from edge_tr.server.config import ServerConfig
@@ -13,15 +15,8 @@ from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError
 from edge_tr.server.metrics import Metrics
 from edge_tr.server.replies import ChatReply, Reply, TextReply
-from edge_tr.server.requests import (
-    ChatRequest,
-    CompletionRequest,
-    make_config,
-    response_grammar,
-)
+from edge_tr.server.requests import ChatRequest, CompletionRequest, make_config, response_grammar
 from edge_tr.server.worker import Job, QueueFullError, Worker
-from edge_tr.text import Piece
-from edge_tr.tools import call_schema, check_tools, chosen_tools
 
 if TYPE_CHECKING:
     from edge_tr import Llama

@@ -17,7 +17,7 @@ import llama_cpp
 import pytest
 
 import edge_tr
-from edge_tr.tree import TreeTemplate
+from edge_tr.drafts.template import TreeTemplate
 
 SOURCE = Path(__file__).with_name("llama_cpp_python_0.3.36_test_llama.txt")
 

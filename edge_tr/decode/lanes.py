@@ -1,0 +1,136 @@
+"""The committed sequence in the KV cache, and the lanes of a draft tree beside it."""
+
+from __future__ import annotations
+
+import time
+from weakref import WeakKeyDictionary
+
+from edge_tr.drafts.draft import Draft
+from edge_tr.target import Int32, TargetModel
+
+_USERS: WeakKeyDictionary[TargetModel, object] = WeakKeyDictionary()
+"""The key of the cache that used the cells of each target last."""
+
+
+class LaneCache:
+    """Keeps the cells of a target in step with the committed sequence.
+
+    Lane 0 is the sequence itself. The other lanes carry a prefix of it and lag behind until a
+    tree needs them. Between two steps only committed cells exist, in the order of their
+    positions: a path is kept where the batch holds it in one piece behind the root, and what
+    is accepted beyond that is decoded again at the front of the next batch.
+
+    Attributes
+    ----------
+    n_past : number of committed cells; positions 0 to n_past - 1.
+    call_s : seconds of one lane call, a running mean; they scan all cells of the context.
+    """
+
+    def __init__(self, target: TargetModel) -> None:
+        self._target = target
+        self._key = object()
+        self.n_past = 0
+        self.call_s = 1e-5
+        self._end = [0] * target.n_lanes
+
+    def claim(self) -> None:
+        """Start from an empty cache where something else used the target in the meantime."""
+        if _USERS.get(self._target) is not self._key:
+            self.recover(0)
+
+    def rewind(self, n_past: int) -> int:
+        """Drop every cell at position ``n_past`` and later; the number of cells that remain,
+        0 where the target had to rewind and cannot."""
+        if not self._target.can_rewind and n_past < self.n_past:
+            n_past = 0
+        self.n_past = n_past
+        if self._target.can_rewind or n_past == 0:
+            self._target.seq_rm(-1, n_past, -1)
+        self._end = [min(end, n_past) for end in self._end]
+        return n_past
+
+    def recover(self, n_past: int) -> None:
+        """Return to ``n_past`` from an unknown state, after an error in the middle of a step;
+        to nothing where the target cannot rewind."""
+        _USERS[self._target] = self._key
+        n_past = n_past if self._target.can_rewind else 0
+        self._target.seq_rm(-1, n_past, -1)
+        for lane in range(1, len(self._end)):
+            self._target.seq_rm(lane, 0, -1)
+        self.n_past = n_past
+        self._end = [0] * len(self._end)
+
+    def release(self) -> None:
+        """Leave the committed cells to lane 0 alone; the other lanes lag until they are needed."""
+        for lane, end in enumerate(self._end):
+            if lane > 0 and end > 0:
+                self._target.seq_rm(lane, 0, -1)
+        self._end = [0] * len(self._end)
+
+    def adopt(self, n_past: int) -> None:
+        """Take what something else put on lane 0 as ``n_past`` committed cells."""
+        _USERS[self._target] = self._key
+        self._end = [0] + [1] * (len(self._end) - 1)
+        self.release()
+        self.n_past = n_past
+
+    def extend(self, n_tokens: int) -> None:
+        """A chain of ``n_tokens`` on lane 0 was decoded and is committed."""
+        self.n_past += n_tokens
+
+    def sync(self, n_lanes: int) -> None:
+        """Bring lanes 1 to ``n_lanes - 1`` up to the committed sequence."""
+        for lane in range(1, n_lanes):
+            if self._end[lane] < self.n_past:
+                self._target.seq_cp(0, lane, self._end[lane], self.n_past)
+                self._end[lane] = self.n_past
+
+    def commit(self, n_front: int, draft: Draft, accepted: Int32, token_s: float) -> int:
+        """Commit the front of the batch just decoded and what pays to keep of the path.
+
+        Parameters
+        ----------
+        n_front : tokens before the first node: the chain and the root.
+        draft : the tree of the batch.
+        accepted : int32[n_accepted], nodes of the accepted path below the root.
+        token_s : seconds that one more token in the next batch costs; a kept token costs lane
+            calls instead, whichever is cheaper is taken.
+
+        Returns
+        -------
+        Number of accepted nodes whose cells are kept, the first ones of the path.
+        """
+        base = self.n_past + n_front
+        self.n_past = base
+        if draft.n == 1:
+            self._end[: draft.n_lanes] = [base] * draft.n_lanes
+            return 0
+        started = time.perf_counter()
+        n_kept = self._best_kept(draft, accepted, token_s)
+        self.n_past += n_kept
+        self._target.seq_rm(-1, self.n_past, -1)
+        n_calls = 1
+        shared = draft.n_lanes
+        for depth in range(n_kept):
+            # Lanes that leave the path here keep what they share with it.
+            last = int(draft.lane_last[accepted[depth]])
+            for lane in range(last, shared):
+                self._target.seq_rm(lane, base + depth, -1)
+                self._end[lane] = base + depth
+            n_calls += shared - last
+            shared = last
+        self._end[:shared] = [self.n_past] * shared
+        self.call_s += 0.1 * ((time.perf_counter() - started) / n_calls - self.call_s)
+        return n_kept
+
+    def _best_kept(self, draft: Draft, accepted: Int32, token_s: float) -> int:
+        token_s = min(token_s, 1e9)  # infinite times no token is not a number
+        best, best_s = 0, len(accepted) * token_s
+        for i, node in enumerate(accepted):
+            if draft.slot[node] != i + 1:
+                break
+            n_calls = 2 * (draft.n_lanes - int(draft.lane_last[node]))
+            seconds = n_calls * self.call_s + (len(accepted) - i - 1) * token_s
+            if seconds <= best_s:
+                best, best_s = i + 1, seconds
+        return best

@@ -1,0 +1,108 @@
+"""Plain decode steps, and what the drafter learns from a run of them in one go."""
+
+from __future__ import annotations
+
+from time import perf_counter
+
+import numpy as np
+
+from edge_tr.decode.sampling import Sampler
+from edge_tr.decode.topk import TopK
+from edge_tr.decode.verify import NO_LOGIT
+from edge_tr.drafts.draft import Draft, Drafter
+from edge_tr.errors import DecodeError
+from edge_tr.stats import Stats
+from edge_tr.target import Batch, Float32, Int32, TargetModel
+
+
+class PlainSteps:
+    """Decode steps of one token, with as little around each as can be.
+
+    What they find is kept until it is worth a call of the drafter: to it a run of plain steps is
+    what a chain is whose every node was accepted.
+
+    Parameters
+    ----------
+    target, batch, topk : of the decode loop.
+    drafter : learns from the runs; None keeps nothing.
+    capacity : most steps of a run.
+
+    Attributes
+    ----------
+    n : steps in the run.
+    """
+
+    def __init__(
+        self,
+        target: TargetModel,
+        batch: Batch,
+        topk: TopK,
+        drafter: Drafter | None,
+        capacity: int,
+    ) -> None:
+        self._target = target
+        self._batch = batch
+        self._topk = topk
+        self._drafter = drafter
+        self._chain = Draft(capacity)
+        nodes = np.arange(capacity + 1, dtype=np.int32)
+        self._chain.parent[:] = nodes - 1
+        self._chain.depth[:] = nodes
+        self._chain.slot[:] = nodes
+        self._ids: Int32 = np.zeros((capacity, topk.k), dtype=np.int32)
+        self._values: Float32 = np.zeros((capacity, topk.k), dtype=np.float32)
+        self._emitted: list[int] = []
+
+    @property
+    def n(self) -> int:
+        return len(self._emitted)
+
+    def step(
+        self, root: int, n_past: int, sampler: Sampler | None, stats: Stats
+    ) -> tuple[int, float]:
+        """Decode ``root`` behind ``n_past`` tokens.
+
+        Returns
+        -------
+        The next token, and the seconds that it took.
+
+        Raises
+        ------
+        DecodeError : llama.cpp failed, or no token has a logit.
+        """
+        self._batch.set_one(root, n_past)
+        t0 = perf_counter()
+        logits = self._target.decode(self._batch)
+        t1 = perf_counter()
+        ids, values = self._topk(logits)
+        token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
+        if token < 0:
+            raise DecodeError(NO_LOGIT)
+        t2 = perf_counter()
+        if self._drafter is not None:
+            n = len(self._emitted)
+            self._chain.token[n] = root
+            self._ids[n] = ids[0]
+            self._values[n] = values[0]
+            self._emitted.append(token)
+        stats.n_steps += 1
+        stats.n_plain_steps += 1
+        stats.decode_s += t1 - t0
+        stats.topk_s += t2 - t1
+        return token, t2 - t0
+
+    def forget(self) -> None:
+        """Drop the run."""
+        self._emitted.clear()
+
+    def learn(self, stats: Stats) -> None:
+        """Let the drafter learn from the run, and start another."""
+        n = len(self._emitted)
+        if self._drafter is None or n == 0:
+            return
+        started = perf_counter()
+        self._chain.n = n
+        accepted = self._chain.all_nodes[1:n]
+        self._drafter.learn(self._chain, self._ids[:n], self._values[:n], accepted, self._emitted)
+        self._emitted.clear()
+        stats.recycle_s += perf_counter() - started

@@ -1,0 +1,1 @@
+"""What is wrong with this machine and build, and the report that is sent to us."""

@@ -1,0 +1,284 @@
+"""What this machine has, what the llama.cpp build can do with it, and what to do about the gap.
+
+:func:`report` gathers it, :func:`render` prints it for people. Nothing here can die of a broken
+build: llama.cpp runs in a child process only.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import re
+from pathlib import Path
+from typing import Any
+
+from edge_tr import __version__
+from edge_tr.errors import ModelFileError
+from edge_tr.files.paths import cache_dir, data_dir
+from edge_tr.gguf_file.info import inspect
+from edge_tr.machine import facts, isa
+from edge_tr.machine.build_check import BuildCheck, advice, check_build, rebuild_command
+
+_FEATURES = {  # instruction set: the feature that llama.cpp reports when it was compiled in
+    **{name: name.upper() for name in ("avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni")},
+    **{name: name.upper() for name in ("avx512", "avx512_vbmi", "avx512_vnni", "avx512_bf16")},
+    "amx_int8": "AMX_INT8", "neon": "NEON", "fp16": "FP16_VA", "dotprod": "DOTPROD",
+    "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
+}  # fmt: skip
+_GPU_BACKENDS = {"CUDA", "Metal", "MTL", "Vulkan", "ROCm", "SYCL", "OpenCL"}
+_PRESET_OF_VENDOR = {"NVIDIA": "cuda", "Apple": "metal", "AMD": "vulkan", "Intel": "vulkan"}
+_OTHER_MODEL = "`edge-tr model list` names models that work."
+
+
+def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, Any]:
+    """Examine the machine and the build.
+
+    Parameters
+    ----------
+    model
+        A model to load as well, to see where its layers are placed.
+    n_gpu_layers
+        Layers of it to place on the GPU; -1 = all.
+
+    Returns
+    -------
+    dict
+        Of plain JSON types; ``problems`` lists what is wrong as ``{"what", "do"}``, worst first.
+    """
+    check = check_build()
+    sets = _instruction_sets(check)
+    found: dict[str, Any] = {
+        "edge_tr": __version__,
+        "system": {
+            "os": platform.platform(),
+            "processor": facts.processor(),
+            "python": platform.python_version(),
+            "n_cores": facts.n_cores(),
+            "n_cores_total": os.cpu_count() or 1,
+            **facts.memory(),
+        },
+        "versions": {
+            name: _version(name) for name in ("llama-cpp-python", "numpy", "numba", "gguf")
+        },
+        "paths": {"cache": str(cache_dir()), "data": str(data_dir())},
+        "instruction_sets": sets,
+        "gpus": facts.gpus(),
+        "build": check.build,
+        "decode": {"works": check.works, "error": check.error, "signal": check.death},
+        "model": None,
+    }
+    problems = _build_problems(check, sets)
+    problems += _gpu_problems(found["gpus"], check.build)
+    if model is not None:
+        found["model"], wrong = _place(model, n_gpu_layers, found)
+        problems += wrong
+    elif check.works:
+        layers = check.stages.get("load", {}).get("layers", {})
+        problems += _layer_problems(layers, check.build, "the small model of this check")
+    problems += _cpu_problems(found["system"], sets)
+    found["problems"] = problems
+    return found
+
+
+def render(found: dict[str, Any]) -> str:
+    """The report as text, in lines of a label and its facts; the problems come last."""
+    system, build = found["system"], found["build"]
+    sets = found["instruction_sets"]
+
+    def names(key: str, value: Any = True) -> str:
+        return " ".join(row["name"] for row in sets if row[key] is value) or "none known"
+
+    rows = [
+        ("edge_tr", f"{found['edge_tr']}, Python {system['python']}"),
+        ("libraries", ", ".join(f"{k} {v or 'missing'}" for k, v in found["versions"].items())),
+        ("system", system["os"]),
+        (
+            "processor",
+            f"{system['processor']}, {system['n_cores']} of {system['n_cores_total']} cores usable",
+        ),
+        (
+            "memory",
+            f"{_gib(system['memory_available_bytes'])} free of {_gib(system['memory_bytes'])}",
+        ),
+        ("sets here", names("usable")),
+        ("sets in build", names("compiled")),
+        ("GPUs here", ", ".join(gpu["name"] for gpu in found["gpus"]) or "none seen"),
+        ("build", build.get("folder", "cannot be imported")),
+        ("built with", _extras(build)),
+        ("back ends", " ".join(build.get("backends", [])) or "none"),
+    ]
+    rows += [("note", note) for note in sorted({row["note"] for row in sets} - {""})]
+    rows += [("device", _device_text(device)) for device in build.get("devices", [])]
+    rows.append(("decode", "works" if found["decode"]["works"] else found["decode"]["error"]))
+    if found["model"]:
+        layers = ", ".join(f"{n} on {name}" for name, n in found["model"]["layers"].items())
+        rows.append(("model", found["model"]["path"]))
+        rows.append(("layers", layers or "not loaded"))
+    lines = [f"{label:<14}{text}" for label, text in rows]
+    for problem in found["problems"]:
+        lines += ["", f"! {problem['what']}", f"  {problem['do']}"]
+    if not found["problems"]:
+        lines += ["", "Nothing is wrong."]
+    return "\n".join(lines)
+
+
+def _extras(build: dict[str, Any]) -> str:
+    """Parts of the build that are no instruction sets: LLAMAFILE, OPENMP, REPACK."""
+    features = re.findall(r"(\w+) = [1-9]", build.get("system_info", ""))
+    sets = {*_FEATURES.values(), "SSE3", "SSSE3", "ARM_FMA"}
+    return " ".join(name for name in features if name not in sets) or "nothing more"
+
+
+def _instruction_sets(check: BuildCheck) -> list[dict[str, Any]]:
+    """One row per set: advertised, executes, usable, compiled (None: the build does not say)."""
+    cpu = re.search(r"CPU : (.*?)(?=\w+ : |$)", check.build.get("system_info", ""))
+    compiled = set(re.findall(r"(\w+) = [1-9]", cpu[1])) if cpu else None
+    rows = []
+    for status in isa.probe().values():
+        feature = _FEATURES.get(status.name)
+        known = compiled is not None and feature is not None
+        rows.append(
+            {
+                **status._asdict(),
+                "usable": status.usable,
+                "compiled": feature in (compiled or ()) if known else None,
+            }
+        )
+    return rows
+
+
+def _problem(what: str, do: str) -> dict[str, str]:
+    return {"what": what, "do": do}
+
+
+def _build_problems(check: BuildCheck, sets: list[dict[str, Any]]) -> list[dict[str, str]]:
+    bad = [row["name"] for row in sets if row["compiled"] and not row["usable"]]
+    foreign = f"The build contains {', '.join(bad)}, which this machine cannot execute"
+    if not check.works:
+        what = f"llama.cpp does not work here: {check.error}."
+        if bad and check.build:
+            return [_problem(f"{what} {foreign}.", f"Run: {rebuild_command()}")]
+        return [_problem(what, advice(check))]
+    if bad:
+        return [_problem(f"{foreign}; some models will crash.", f"Run: {rebuild_command()}")]
+    return []
+
+
+def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[dict[str, str]]:
+    if not build:
+        return []
+    backends = _GPU_BACKENDS & set(build["backends"])
+    devices = [d for d in build["devices"] if d["type"] in ("gpu", "integrated gpu")]
+    if backends and not devices:
+        names = sorted({"MTL": "Metal"}.get(name, name) for name in backends)
+        do = (
+            "Check the driver (nvidia-smi or vulkaninfo must list the GPU; it may be older "
+            "than the toolkit of the build) and CUDA_VISIBLE_DEVICES."
+        )
+        if names == ["Metal"]:
+            do = "Run it on the Mac itself: many virtual machines have no GPU."
+        return [
+            _problem(
+                f"The build has a {' and '.join(names)} back end but sees no GPU, so "
+                "everything runs on the CPU.",
+                do,
+            )
+        ]
+    if present and not backends:
+        gpu = min(present, key=lambda g: list(_PRESET_OF_VENDOR).index(g["vendor"]))
+        preset = _PRESET_OF_VENDOR[gpu["vendor"]]
+        return [
+            _problem(
+                f"This machine has a GPU ({gpu['name']}) but your build has no "
+                f"{preset.upper() if preset == 'cuda' else preset.title()} back end, so "
+                "everything runs on the CPU.",
+                f"Run: {rebuild_command(preset)}",
+            )
+        ]
+    return []
+
+
+def _place(
+    model: Path, n_gpu_layers: int, found: dict[str, Any]
+) -> tuple[dict[str, Any], list[dict[str, str]]]:
+    """Load a model in a child process; where its layers went, and what is odd about it."""
+    try:
+        inspect(model)
+    except ModelFileError as error:
+        nothing: dict[str, Any] = {"layers": {}, "buffers_bytes": {}}
+        about = {"path": str(model), "size_bytes": 0, **nothing, "error": str(error)}
+        return about, [_problem(f"{error}.", _OTHER_MODEL)]
+    check = check_build(model, n_gpu_layers=n_gpu_layers)
+    placed = check.stages.get("load", {"layers": {}, "buffers_bytes": {}})
+    size = model.stat().st_size if model.exists() else 0
+    about = {"path": str(model), "size_bytes": size, **placed, "error": check.error}
+    if not check.works:
+        free = found["system"]["memory_available_bytes"]
+        short = f" It is {_gib(size)}, {_gib(free)} are free." if free and size > free else ""
+        do = "Try a smaller model or quantisation." if short else _OTHER_MODEL
+        return about, [_problem(f"The model does not run: {check.error}.{short}", do)]
+    return about, _layer_problems(placed["layers"], check.build, "the model")
+
+
+def _layer_problems(
+    layers: dict[str, int], build: dict[str, Any], owner: str
+) -> list[dict[str, str]]:
+    """Layers that a GPU is there for and that llama.cpp left on the CPU."""
+    gpu_names = {d["name"] for d in build["devices"] if "gpu" in d["type"]}
+    n_all = sum(layers.values())
+    n_gpu = sum(n for name, n in layers.items() if name in gpu_names)
+    if not gpu_names or n_gpu == n_all:
+        return []
+    what = f"{n_all - n_gpu} of {n_all} layers of {owner} are placed on the CPU."
+    return [_problem(what, "Use --gpu-layers -1 for all, if the GPU has the memory.")]
+
+
+def _cpu_problems(system: dict[str, Any], sets: list[dict[str, Any]]) -> list[dict[str, str]]:
+    problems = []
+    traps = [r["name"] for r in sets if r["advertised"] is not False and r["executes"] is False]
+    if traps:
+        problems.append(
+            _problem(
+                f"The processor advertises {', '.join(traps)} and traps on it: a plain "
+                "pip install of llama-cpp-python crashes here.",
+                f"Build with: {rebuild_command()}",
+            )
+        )
+    unused = [r["name"] for r in sets if r["compiled"] is False and r["usable"]]
+    if any(row["name"] == "avx512_vnni" and row["compiled"] for row in sets):
+        unused = [name for name in unused if name != "avx_vnni"]  # the wider one is used instead
+    if unused:
+        problems.append(
+            _problem(
+                f"The build leaves out {', '.join(unused)}, which this machine executes, "
+                "so it may be slower than it could be.",
+                f"Run: {rebuild_command()}",
+            )
+        )
+    quota = facts.cpu_quota()
+    if quota and quota < system["n_cores"]:
+        problems.append(
+            _problem(
+                f"This container may use {quota:.1f} cores and sees {system['n_cores']}: more "
+                "threads than that slow decoding down.",
+                f"Use --threads {max(1, int(quota))}.",
+            )
+        )
+    return problems
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _device_text(device: dict[str, Any]) -> str:
+    memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
+    return f"{device['name']}: {device['description']} ({device['type']}, {memory})"
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes else "an unknown amount"

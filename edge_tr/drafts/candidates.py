@@ -1,0 +1,255 @@
+"""What recycling has learned: candidate rows with probabilities, and how far to trust them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from edge_tr.drafts.adjacency import AdjacencyMatrix, check_candidates
+from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.prior import prior
+from edge_tr.drafts.template import MAX_K
+from edge_tr.errors import ConfigError
+from edge_tr.kernels import candidates as kernels
+from edge_tr.target import Float32, Int32
+
+_PAIR_K = 4
+_MAX_TRIALS = 500.0
+"""Trials of a calibration cell after which its counts are halved, so that old ones fade."""
+
+_FIRST_MATCH_RATE = 0.4
+"""A text's first match that fails lowers the level: most texts do not copy."""
+
+
+class History:
+    """The text so far, and the places in it that end with the same tokens (the matches).
+
+    Parameters
+    ----------
+    capacity : most tokens.
+    use_matches : False finds none; for measurements.
+
+    Attributes
+    ----------
+    text, n : int32[capacity] and how much of it is text.
+    matches, n_matches : int32[2, MAX_MATCHES]; see ``kernels.find_matches``.
+    match_rate : float64[1]; share of the longest matches that were right, of late.
+    counting : whether the next step is one to calibrate with. The token after a prompt is not:
+        its row was harvested.
+    """
+
+    def __init__(self, capacity: int, *, use_matches: bool = True) -> None:
+        self.text: Int32 = np.zeros(capacity, dtype=np.int32)
+        self.n = 0
+        self.heads: Int32 = np.full(1 << 14, -1, dtype=np.int32)
+        self.links: Int32 = np.full(capacity, -1, dtype=np.int32)
+        self.matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+        self._n_matches = 0
+        self._use_matches = use_matches
+        self.match_rate = np.full(1, _FIRST_MATCH_RATE)
+        self.counting = False
+
+    @property
+    def n_matches(self) -> int:
+        return self._n_matches
+
+    @n_matches.setter
+    def n_matches(self, n: int) -> None:
+        self._n_matches = n if self._use_matches else 0
+
+    def begin(self, tokens: Int32) -> None:
+        """Start from a prompt."""
+        self.n = len(tokens)
+        self.text[: self.n] = tokens
+        self.heads.fill(-1)
+        kernels.index_text(self.text, 0, self.n - 1, self.heads, self.links)
+        self.n_matches = int(
+            kernels.find_matches(
+                self.text, self.n, self.heads, self.links, self.matches[0], self.matches[1]
+            )
+        )
+        self.match_rate[0] = _FIRST_MATCH_RATE
+        self.counting = False
+
+
+class Candidates:
+    """Rows keyed by the last token and by the last two, and the calibration of both.
+
+    Parameters
+    ----------
+    matrix : the one-token rows; shared, written.
+    n_pairs : two-token rows to keep, a power of two of at least 4, or 0 for none. A row has
+        4 possible places; a new one replaces the one that was not written for longest.
+    by_rank : ignore probabilities, know candidates by their rank; for measurements.
+
+    Attributes
+    ----------
+    codes : uint8[n_vocab, k]; stored probability of each candidate, see the kernel.
+    pair_keys, pair_stamps, pair_rows, pair_codes : int64, int64[n_pairs], int32 and
+        uint8[n_pairs, 4]. 36 bytes a row, 4.5 MiB at 2**17 rows.
+    calibration : float64[2, N_CELLS]; how often the candidates of each cell were seen on the
+        accepted path as the model's choice, and how often they were seen at all.
+    rank_counts : float64[2, N_SOURCES, 16]; the same for each rank of the two-token rows, the
+        one-token rows and the matches, drafted or not.
+
+    Raises
+    ------
+    ConfigError : ``n_pairs`` is not allowed.
+    """
+
+    def __init__(
+        self, matrix: AdjacencyMatrix, *, n_pairs: int = 1 << 17, by_rank: bool = False
+    ) -> None:
+        if n_pairs and (n_pairs < 4 or n_pairs > 1 << 18 or n_pairs & (n_pairs - 1)):
+            raise ConfigError(
+                f"n_pairs {n_pairs} is not allowed; it must be 0 or a power of two, 4 to {1 << 18}"
+            )
+        self.matrix = matrix
+        self.by_rank = by_rank
+        self.codes = np.full(matrix.rows.shape, 4, dtype=np.uint8)
+        self.pair_keys = np.full(n_pairs, -1, dtype=np.int64)
+        self.pair_stamps = np.zeros(n_pairs, dtype=np.int64)
+        self.pair_rows: Int32 = np.full((n_pairs, _PAIR_K), -1, dtype=np.int32)
+        self.pair_codes = np.zeros((n_pairs, _PAIR_K), dtype=np.uint8)
+        self.calibration = prior()
+        self.rank_counts = np.zeros((2, kernels.N_SOURCES, MAX_K))
+        self._stamp = 0
+        self._tokens: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
+        self._cells: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
+
+    @property
+    def rows(self) -> tuple[Any, ...]:
+        """The arrays that the kernels read, in their order."""
+        return self.matrix.rows, self.codes, self.pair_keys, self.pair_rows, self.pair_codes
+
+    @property
+    def n_bytes(self) -> int:
+        """Memory beside the one-token matrix."""
+        rows = (self.codes, self.pair_keys, self.pair_stamps, self.pair_rows, self.pair_codes)
+        return sum(array.nbytes for array in (*rows, self.calibration, self.rank_counts))
+
+    def recycle(
+        self, before: Int32, token: Int32, slot: Int32, n: int, ids: Int32, values: Float32
+    ) -> None:
+        """Overwrite the rows of ``n`` nodes, see ``kernels.recycle_rows``."""
+        self._stamp += 1
+        kernels.recycle_rows(
+            self.matrix.rows,
+            self.codes,
+            self.pair_keys,
+            self.pair_stamps,
+            self.pair_rows,
+            self.pair_codes,
+            self._stamp,
+            before,
+            token,
+            slot,
+            n,
+            ids,
+            values,
+            self.by_rank,
+        )
+
+    def learn(
+        self, history: History, draft: Draft, ids: Int32, values: Float32, emitted: Int32
+    ) -> None:
+        """Calibrate, recycle the nodes and extend the text, see ``kernels.learn_step``."""
+        self._stamp += 1
+        history.n_matches = int(
+            kernels.learn_step(
+                *self.rows,
+                self.pair_stamps,
+                self.calibration,
+                self.rank_counts,
+                _MAX_TRIALS,
+                self._stamp,
+                self.by_rank,
+                history.text,
+                history.n,
+                history.heads,
+                history.links,
+                history.matches,
+                history.n_matches,
+                history.match_rate,
+                history.counting,
+                draft.token,
+                draft.parent,
+                draft.slot,
+                draft.n,
+                ids,
+                values,
+                emitted,
+                self._tokens,
+                self._cells,
+            )
+        )
+        history.n += len(emitted)
+        history.counting = True
+
+    def to_arrays(self) -> dict[str, Any]:
+        """What a file keeps beside the one-token rows; rows never seen cost nothing."""
+        seen = np.flatnonzero(self.pair_keys >= 0)
+        seen = seen[np.argsort(self.pair_stamps[seen], kind="stable")]
+        known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
+        return {
+            "codes": self.codes[known],
+            "pair_keys": self.pair_keys[seen],
+            "pair_rows": self.pair_rows[seen],
+            "pair_codes": self.pair_codes[seen],
+            "calibration": self.calibration,
+            "rank_counts": self.rank_counts,
+        }
+
+    def load_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Take over what ``to_arrays`` gave, oldest two-token rows first.
+
+        Raises
+        ------
+        ConfigError : arrays of another shape, or with values that are not allowed.
+        """
+        known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
+        n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
+        for name, shape, dtype in (
+            ("codes", (len(known), self.matrix.k), np.uint8),
+            ("pair_keys", (n,), np.int64),
+            ("pair_rows", (n, _PAIR_K), np.int32),
+            ("pair_codes", (n, _PAIR_K), np.uint8),
+            ("calibration", self.calibration.shape, np.float64),
+            ("rank_counts", self.rank_counts.shape, np.float64),
+        ):
+            array = arrays.get(name)
+            if array is None or array.shape != shape or array.dtype != dtype:
+                raise ConfigError(f"the saved array {name} is not {np.dtype(dtype)}{list(shape)}")
+        hits, trials = calibration = arrays["calibration"]
+        rank_counts = arrays["rank_counts"]
+        if not (
+            np.isfinite(calibration).all()
+            and np.isfinite(rank_counts).all()
+            and (trials > 0).all()
+            and (hits >= 0).all()
+            and (rank_counts >= 0).all()
+        ):
+            raise ConfigError("the saved calibration holds counts that are not allowed")
+        for name in ("codes", "pair_codes"):
+            if (arrays[name] >= kernels.N_CODES).any():
+                raise ConfigError(f"the saved array {name} holds an unknown code")
+        n_vocab = self.matrix.n_vocab
+        check_candidates(arrays["pair_rows"], n_vocab)
+        pair = np.stack((arrays["pair_keys"] >> 32, arrays["pair_keys"] & 0xFFFFFFFF))
+        check_candidates(pair.astype(np.int64), n_vocab)
+        self.codes[known] = arrays["codes"]
+        self.calibration[:] = calibration
+        self.rank_counts[:] = rank_counts
+        if len(self.pair_keys):
+            kernels.insert_pairs(
+                self.pair_keys,
+                self.pair_stamps,
+                self.pair_rows,
+                self.pair_codes,
+                arrays["pair_keys"],
+                arrays["pair_rows"],
+                arrays["pair_codes"],
+            )
+        self._stamp = n

@@ -1,0 +1,1 @@
+"""What a model file says about itself, read before anything is loaded."""

@@ -1,0 +1,82 @@
+"""Facts about this machine that no library is needed for: cores, memory, processor, GPUs."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from edge_tr.machine import isa
+
+_PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
+
+
+def gpus() -> list[dict[str, str]]:
+    """GPUs of this machine as the system lists them, whether or not llama.cpp can use them."""
+    if platform.system() == "Darwin":
+        return [{"name": "Apple GPU", "vendor": "Apple"}] if isa.is_arm() else []
+    names = _nvidia_names()
+    found = [{"name": name, "vendor": "NVIDIA"} for name in names]
+    for file in sorted(Path("/sys/class/drm").glob("card?/device/vendor")):
+        vendor = _PCI_VENDORS.get(file.read_text().strip())
+        if vendor and not (vendor == "NVIDIA" and names):
+            found.append({"name": f"{vendor} GPU", "vendor": vendor})
+    return found
+
+
+def _nvidia_names() -> list[str]:
+    if shutil.which("nvidia-smi"):
+        text = _output("nvidia-smi", "--query-gpu=name", "--format=csv,noheader")
+        names = [line.strip() for line in text.splitlines() if line.strip()]
+        if names:
+            return names
+    texts = (p.read_text() for p in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    return [found[1].strip() for text in texts if (found := re.search(r"Model:\s*(.+)", text))]
+
+
+def _output(*command: str) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def cpu_quota() -> float | None:
+    """Cores that the control group allows, if it limits them."""
+    try:
+        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+    except (OSError, ValueError):
+        return None
+    return None if limit == "max" else int(limit) / int(period)
+
+
+def n_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+def memory() -> dict[str, int]:
+    """Bytes of memory, and those a program can still get; 0 where this system does not say."""
+    total = available = 0
+    if platform.system() == "Linux":
+        text = Path("/proc/meminfo").read_text()
+        sizes = {k: int(v) * 1024 for k, v in re.findall(r"(\w+):\s+(\d+) kB", text)}
+        total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
+    elif platform.system() == "Darwin":
+        total = int(_output("sysctl", "-n", "hw.memsize") or 0)
+    return {"memory_bytes": total, "memory_available_bytes": available}
+
+
+def processor() -> str:
+    """The processor's name."""
+    if platform.system() == "Linux":
+        found = re.search(r"model name\s*:\s*(.+)", Path("/proc/cpuinfo").read_text())
+        return found[1].strip() if found else platform.machine()
+    if platform.system() == "Darwin":
+        return _output("sysctl", "-n", "machdep.cpu.brand_string").strip() or platform.machine()
+    return platform.processor() or platform.machine()

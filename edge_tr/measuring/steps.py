@@ -1,0 +1,219 @@
+"""Measure T(n): what a decode step of n tokens costs with this model on this machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import numpy as np
+
+from edge_tr.costs.running import StepCosts
+from edge_tr.costs.table import FIRST_ROWS, CostTable, measured_widths, median_table
+from edge_tr.decode.lanes import LaneCache
+from edge_tr.decode.topk import TopK
+from edge_tr.errors import ConfigError, DecodeError
+from edge_tr.measuring.trial import Trial, random_text
+from edge_tr.target import Int32, TargetModel
+
+_BEHIND_WIDTHS = (1, 2, 4, 8)
+"""Widths that are measured behind a long prompt."""
+
+_STEADY = 0.15
+_SPREAD = 1.5
+"""A plain step may differ by this share before and after, and the median of a narrow step may be
+this many times its shortest one; else the machine was busy."""
+
+
+def measure_costs(
+    target: TargetModel,
+    *,
+    k: int = 8,
+    max_width: int = 81,
+    n_threads: int = 1,
+    budget_s: float = 4.0,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda line: None,
+) -> CostTable:
+    """Time real steps: lanes, batch, decode, top-k, commit; trees of two children a node.
+
+    Clears the target's cache. The widths are visited in turn, so that a drift of the machine
+    touches all of them; the most important ones first, so that a slow model gets a coarse table
+    in about the time allowed. The second context is as long as reading it in a third of the
+    time allows, at most 2048 tokens.
+
+    Parameters
+    ----------
+    k : candidates that the top-k finds in each row.
+    max_width : widest step, 2 to the target's batch and a quarter of its context.
+    n_threads : threads of the top-k.
+    budget_s : seconds to spend, about; every width is measured at least once up to 8 tokens.
+
+    Raises
+    ------
+    ConfigError : ``max_width`` out of range.
+    """
+    highest = min(target.n_batch, target.n_ctx // 4)
+    if not 2 <= max_width <= highest:
+        raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
+    meter = _Meter(target, TopK(k, n_threads), max_width, *random_text(target, seed))
+    short = min(64, target.n_ctx // 4)
+    started = perf_counter()
+    meter.read(short)
+    token_s = (perf_counter() - started) / short
+    first_rows_s, row_s = meter.rows_s(min(32, target.n_batch), perf_counter() + budget_s / 4)
+    meter.change_s = meter.measure_change()
+    room = target.n_ctx - 2 * max_width - 1
+    long = min(2048, room, int(budget_s / 3 / token_s))
+    contexts = [short, long] if long >= 4 * short else [short]
+    widths = measured_widths(max_width)
+    samples: dict[tuple[int, int], list[float]] = {}
+    all_steady = True
+    for n_past in contexts:
+        meter.read(n_past)
+        progress(f"measuring decode steps behind {n_past} tokens")
+        for attempt in range(3):
+            context_s = budget_s * (2 / 3) / len(contexts)
+            taken = _sample(meter, n_past, widths, perf_counter() + context_s)
+            plain_s = float(np.median(taken[n_past, 1]))
+            again_s = float(np.median([meter.step(1) for _ in range(5)]))
+            narrow = [seconds for (_, width), seconds in taken.items() if width <= 8]
+            steady = abs(again_s / plain_s - 1) < _STEADY and all(
+                np.median(seconds) <= _SPREAD * min(seconds) for seconds in narrow
+            )
+            if steady:
+                break
+            progress(
+                "the machine was busy with something else; "
+                + ("measuring again" if attempt < 2 else "the costs may be wrong")
+            )
+        all_steady &= steady
+        samples |= taken
+    meter.lanes.recover(0)
+    return median_table(
+        widths,
+        contexts,
+        samples,
+        first_rows_s=first_rows_s,
+        row_s=row_s,
+        change_s=meter.change_s,
+        steady=all_steady,
+    )
+
+
+def extend_costs(
+    costs: StepCosts,
+    target: TargetModel,
+    topk: TopK,
+    lanes: LaneCache,
+    tokens: Int32,
+    max_width: int,
+) -> None:
+    """Have ``costs`` know what steps take behind the text that the cache holds; nothing is done
+    where no draft of that width fits.
+
+    Parameters
+    ----------
+    topk, lanes, tokens : see ``measure_behind``.
+    max_width : most tokens of a step.
+    """
+    n_past = lanes.n_past
+    room = target.n_ctx - n_past
+    if min(max_width, costs.max_width, room) < _BEHIND_WIDTHS[-1]:
+        return
+    try:
+        seconds = measure_behind(target, topk, lanes, tokens, costs.change_s)
+    except DecodeError:  # the prompt is read without it
+        lanes.recover(n_past)
+        seconds = {}
+    costs.extend(n_past, seconds)
+
+
+def measure_behind(
+    target: TargetModel, topk: TopK, lanes: LaneCache, tokens: Int32, change_s: float = 0.0
+) -> dict[int, float]:
+    """Time steps of 1, 2, 4 and 8 tokens, twice each, behind the text that the cache holds;
+    they are taken back. On a CPU that takes as long as about 18 plain steps.
+
+    Parameters
+    ----------
+    lanes, tokens : the cache, and its text with the next token. The widest step must fit behind
+        it and into a batch.
+    change_s : see ``CostTable``.
+
+    Returns
+    -------
+    Seconds by width; nothing where the machine was busy with something else.
+    """
+    meter = _Meter(target, topk, _BEHIND_WIDTHS[-1], lanes, tokens)
+    meter.change_s = change_s
+    taken = [[meter.step(width) for width in _BEHIND_WIDTHS] for _ in range(2)]
+    low, high = np.min(taken, axis=0), np.max(taken, axis=0)
+    if (high > _SPREAD * low).any():
+        return {}
+    return dict(zip(_BEHIND_WIDTHS, low.tolist(), strict=True))
+
+
+def _sample(
+    meter: _Meter, n_past: int, widths: list[int], stop: float
+) -> dict[tuple[int, int], list[float]]:
+    """Seconds of steps of each width until about the time ``stop``."""
+    samples: dict[tuple[int, int], list[float]] = {}
+    meter.step(1)
+    first = [w for w in widths if w <= 8]
+    coarse = [w for w in widths if w in (16, 32) or w == widths[-1]]
+    for width in first + coarse + (first + coarse + widths) + widths * 8:
+        seen = samples.setdefault((n_past, width), [])
+        expected_s = width / 8 * max(samples.get((n_past, 8)) or [0.0])
+        if (width > 8 or seen) and perf_counter() + expected_s > stop:
+            continue
+        seen.append(meter.step(width))
+    return samples
+
+
+class _Meter(Trial):
+    def __init__(
+        self, target: TargetModel, topk: TopK, max_width: int, lanes: LaneCache, tokens: Int32
+    ) -> None:
+        super().__init__(target, max_width, lanes, tokens)
+        self.topk = topk
+        self.change_s = 0.0
+        self._last_width = 0
+
+    def rows_s(self, n: int, stop: float) -> tuple[float, float]:
+        """Seconds that the first rows of logits cost above one, and each further row, from chains
+        of ``n`` tokens until about the time ``stop``."""
+        n_past = self.lanes.n_past
+        first = min(FIRST_ROWS, n)
+        seconds: dict[int, list[float]] = {1: [], first: [], n: []}
+        for attempt in range(6):
+            if attempt > 1 and perf_counter() > stop:
+                break
+            for want_rows, taken in seconds.items():
+                self.batch.set_chain(self.tokens[:n], n_past, want_rows=want_rows)
+                started = perf_counter()
+                self.topk(self.target.decode(self.batch))
+                taken.append(perf_counter() - started)
+                self.lanes.rewind(n_past)
+        one_s, first_s, all_s = (float(np.median(seconds[rows][1:])) for rows in (1, first, n))
+        return max(0.0, first_s - one_s), max(0.0, all_s - first_s) / max(1, n - first)
+
+    def step(self, width: int) -> float:
+        """Decode one tree of ``width`` tokens and take it back; seconds, without ``change_s``
+        where the step before was not as wide."""
+        n_past = self.lanes.n_past
+        self.grow(width)
+        started = perf_counter()
+        self.plant()
+        self.topk(self.target.decode(self.batch))
+        self.lanes.rewind(n_past)
+        seconds = perf_counter() - started
+        if width != self._last_width:
+            seconds = max(seconds / 2, seconds - self.change_s)
+        self._last_width = width
+        return seconds
+
+    def measure_change(self) -> float:
+        """Seconds that a step takes longer when it is not as wide as the one before."""
+        widths = (1, 2, 1, self.max_width // 8 + 2)
+        pairs = [(self.step(width), self.step(width)) for _ in range(5) for width in widths]
+        return max(0.0, float(np.median([changed - same for changed, same in pairs])))
