@@ -192,6 +192,17 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
     return done
 
 
+def said_before(messages: Sequence[Message]) -> list[Message]:
+    """The same with what the assistant says beside its calls in a message before them."""
+    done: list[Message] = []
+    for message in messages:
+        if message.get("tool_calls") and message["content"]:
+            done.append({k: v for k, v in message.items() if k != "tool_calls"})
+            message = message | {"content": ""}
+        done.append(message)
+    return done
+
+
 WriteCalls = Callable[[list[Message]], str]
 """Text of some calls, each with name and arguments."""
 

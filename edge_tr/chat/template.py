@@ -32,6 +32,7 @@ _PROBE_CALL = {
     "type": "function",
     "function": {"name": "qtool", "arguments": Arguments(qarg="qvalue")},
 }
+_OTHER_CALL = {"name": "qtool", "arguments": Arguments(qarg="qother")}
 _USER: Message = {"role": "user", "content": "qasks"}
 
 
@@ -90,7 +91,7 @@ class ChatTemplate:
         for form in _forms(checked):
             try:
                 text = self._render(form, tools, not goes_on, options)
-            except _REFUSALS() as refusal:
+            except _refusals() as refusal:
                 error = error or refusal
                 continue
             if not _shows_system(form, text):
@@ -111,6 +112,10 @@ class ChatTemplate:
             write = history.written_as(self.source)
             keep = write is not None and self.knows_tools
             messages = history.results_as_user(messages, write, keep_results=keep)
+        elif has_calls and self._wants_none:
+            messages = history.said_before(messages)
+        if any(len(m.get("tool_calls", ())) > 1 for m in messages) and not self._knows_pairs:
+            messages = history.one_call_each(messages)
         if tools and not self.knows_tools:
             messages = history.with_instructions(messages, tools)
             tools = []
@@ -144,18 +149,30 @@ class ChatTemplate:
                 raise
             return self._write(messages=_copied(messages), tools=[], **variables)
 
-    def _try(self, messages: Sequence[Message], tools: Sequence[dict[str, Any]] = ()) -> str:
-        """The text, or an empty one where the template refuses the messages."""
+    def attempt(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        goes_on: bool = True,
+    ) -> str:
+        """The text of checked messages, or an empty one where the template refuses them."""
         try:
-            return self._render(messages, tools)
-        except _REFUSALS():
+            return self._render(messages, tools, goes_on)
+        except _refusals():
             return ""
+
+    @cached_property
+    def _knows_pairs(self) -> bool:
+        """Whether a message may hold two calls."""
+        calls = [_PROBE_CALL, _PROBE_CALL | {"function": _OTHER_CALL}]
+        return "qother" in self.attempt(probe_calls(calls), [_PROBE_TOOL])
 
     @cached_property
     def _wants_parts(self) -> bool:
         """Whether it reads content as a list of parts only."""
         self._wants_parts = False  # while it is tried out
-        return "qasks" not in self._try([_USER]) and "qasks" in self._try([_as_parts(_USER)])
+        return "qasks" not in self.attempt([_USER]) and "qasks" in self.attempt([_as_parts(_USER)])
 
     @cached_property
     def _wants_none(self) -> bool:
@@ -170,18 +187,18 @@ class ChatTemplate:
     @cached_property
     def knows_system(self) -> bool:
         """Whether a system message is shown."""
-        return "qsays" in self._try([{"role": "system", "content": "qsays"}, _USER])
+        return "qsays" in self.attempt([{"role": "system", "content": "qsays"}, _USER])
 
     @cached_property
     def knows_tools(self) -> bool:
         """Whether it tells the model of tools."""
-        text = self._try([_USER], [_PROBE_TOOL])
+        text = self.attempt([_USER], [_PROBE_TOOL])
         return "qtool" in text and "qarg" in text
 
     @cached_property
     def knows_calls(self) -> bool:
         """Whether calls and their results are shown."""
-        text = self._try(probe_calls([_PROBE_CALL]), [_PROBE_TOOL])
+        text = self.attempt(probe_calls([_PROBE_CALL]), [_PROBE_TOOL])
         return all(word in text for word in ("qtool", "qarg", "qvalue", "qresult"))
 
 
@@ -236,7 +253,7 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _REFUSALS() -> tuple[type[Exception], ...]:  # noqa: N802
+def _refusals() -> tuple[type[Exception], ...]:
     """What a template raises that does not take the messages."""
     import jinja2
 

@@ -54,8 +54,11 @@ class Constraint:
         self._ends = list(vocabulary.eos_tokens)
         self._ended = False
         if self._matcher.is_error():
-            why = self._why()
-            raise ConfigError(f"the {self._name} cannot be followed: {why}")
+            raise ConfigError(f"the {self._name} cannot be followed: {self._why()}")
+        try:
+            self.allowed()
+        except DecodeError as error:
+            raise ConfigError(f"{error}, at its start") from None
 
     def allowed(self) -> NDArray[np.bool_]:
         """bool[n_vocab]; the tokens that may come next, at least one.

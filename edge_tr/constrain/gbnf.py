@@ -12,6 +12,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
+from edge_tr.constrain.constraint import Rules
 from edge_tr.errors import ConfigError
 
 MAX_CHARACTERS = 1 << 19
@@ -38,6 +39,13 @@ class _Item(NamedTuple):
     text: str
     most: int = 1
     """Product of the nested repetitions inside."""
+
+
+def grammar_rules(grammar: str, find_token: FindToken = lambda text: None) -> Rules:
+    """What a text must follow; see ``to_lark``."""
+    from llguidance import LLMatcher
+
+    return Rules(LLMatcher.grammar_from_lark(to_lark(grammar, find_token)), "grammar")
 
 
 def to_lark(grammar: str, find_token: FindToken = lambda text: None) -> str:

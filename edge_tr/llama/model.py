@@ -12,12 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.chat.messages import ChatTemplate
+from edge_tr.chat.shield import Shield
+from edge_tr.chat.template import ChatTemplate
 from edge_tr.errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import GGUFInfo, inspect
 from edge_tr.llama.library import forget_errors, init_backend, lib, recent_errors
 from edge_tr.llama.servers import Servers
+from edge_tr.llama.vocabulary import constraint_vocabulary, control_tokens, piece
 from edge_tr.target import Int32
 
 
@@ -117,6 +119,16 @@ class Model(Closing):
         return frozenset(t for t in range(self.n_vocab) if is_stop(self.vocab, t))
 
     @cached_property
+    def constraint_vocabulary(self) -> Any:
+        """The vocabulary for schemas and grammars, see ``constraint_vocabulary``."""
+        return constraint_vocabulary(self.vocab)
+
+    @cached_property
+    def shield(self) -> Shield:
+        """Keeps foreign text from becoming control tokens."""
+        return Shield(control_tokens(self.vocab))
+
+    @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, or None where it has none."""
         return chat_template(self.pointer)
@@ -154,17 +166,6 @@ def chat_template(model: Any) -> ChatTemplate | None:
         for token in (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))
     )
     return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
-
-
-def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
-    """The bytes of one token of a vocabulary; they may end in the middle of a character."""
-    size = 64
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        n = lib.llama_token_to_piece(vocab, token, buffer, size, 0, special)
-        if n >= 0:
-            return buffer.raw[:n]
-        size = -n
 
 
 def plain_reason(model: Any, architecture: str) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 import llama_cpp
 
-from edge_tr.chat.messages import ChatTemplate
+from edge_tr.chat.template import ChatTemplate
 from edge_tr.config import DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafting import Drafting
@@ -26,6 +26,7 @@ from edge_tr.llama.drafter_from_stock import ModelDrafter
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.model import chat_template
 from edge_tr.llama.servers import Servers
+from edge_tr.llama.vocabulary import constraint_vocabulary
 from edge_tr.llama.turns import Turns
 from edge_tr.stats import Stats
 
@@ -97,6 +98,11 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
         _opened.add(self)
+
+    @functools.cached_property
+    def constraint_vocabulary(self) -> Any:
+        """The vocabulary for grammars, see ``constraint_vocabulary``."""
+        return constraint_vocabulary(self._model.vocab)
 
     @functools.cached_property
     def own_template(self) -> ChatTemplate | None:

@@ -5,11 +5,22 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from ..errors import ConfigError
-from .library import lib
-from .model import piece
+from edge_tr.chat.shield import ControlToken
+from edge_tr.errors import ConfigError
+from edge_tr.llama.library import lib
 
-_CONTROL = 1 << 3 | 1 << 0  # LLAMA_TOKEN_ATTR_CONTROL, _UNKNOWN
+_CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
+
+
+def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
+    """The bytes of one token of a vocabulary; they may end in the middle of a character."""
+    size = 64
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        n = lib.llama_token_to_piece(vocab, token, buffer, size, 0, special)
+        if n >= 0:
+            return buffer.raw[:n]
+        size = -n
 
 
 def constraint_vocabulary(vocab: Any) -> Any:
@@ -39,3 +50,25 @@ def constraint_vocabulary(vocab: Any) -> Any:
         tokenize_fptr=ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value,
         eos_token=ends,
     )
+
+
+def control_tokens(vocab: Any) -> list[ControlToken]:
+    """The control tokens that are read where special tokens are read."""
+    found = []
+    for token in range(int(lib.llama_vocab_n_tokens(vocab))):
+        attributes = lib.llama_vocab_get_attr(vocab, token)
+        if attributes & _CONTROL:
+            text = lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace")
+            left, right = lib.LLAMA_TOKEN_ATTR_LSTRIP, lib.LLAMA_TOKEN_ATTR_RSTRIP
+            found.append(
+                ControlToken(token, text, bool(attributes & left), bool(attributes & right))
+            )
+    return found
+
+
+def find_token(vocab: Any, text: str) -> int | None:
+    """The one token that a text is, special ones too; None where it is none or several."""
+    data = text.encode("utf-8", "replace")
+    found = (ctypes.c_int32 * 2)()
+    n = lib.llama_tokenize(vocab, data, len(data), found, 2, False, True)
+    return int(found[0]) if n == 1 else None
