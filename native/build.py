@@ -27,9 +27,9 @@ from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
 from edge_tr.machine import isa  # noqa: E402
 from edge_tr.machine.build_child import WIDTHS  # noqa: E402
+from native.source import PACKAGE, add_kernels, fetch, kernels_identity  # noqa: E402
 
 PRESETS: dict[str, dict[str, Any]] = json.loads((ROOT / "native" / "presets.json").read_text())
-PACKAGE = "llama-cpp-python"
 MIN_FREE_BYTES = 3 * 2**30
 _COMPILER_HELP = (
     "install one (Debian and Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++ make;"
@@ -45,6 +45,8 @@ class Plan(NamedTuple):
     flags: tuple[str, ...]
     folder: Path
     """``wheels/<key>`` in the cache directory; the key changes with all that changes the wheel."""
+    kernels: bool = True
+    """Whether our kernels are compiled in."""
 
     def wheel(self) -> Path | None:
         """The finished wheel, if there is one."""
@@ -107,8 +109,11 @@ def _cuda_flags(arch: str | None) -> list[str]:
     return [] if arch == "all" else [f"-DCMAKE_CUDA_ARCHITECTURES={arch}"]
 
 
-def make_plan(preset: str, cuda_arch: str | None = None) -> Plan:
-    """Check what the preset needs and work out its flags and its place in the cache."""
+def make_plan(preset: str, cuda_arch: str | None = None, published: bool = False) -> Plan:
+    """Check what the preset needs and work out its flags and its place in the cache.
+
+    ``published`` leaves our kernels out.
+    """
     entry = PRESETS[preset]
     if sys.platform not in entry.get("systems", [sys.platform]):
         raise NativeBuildError(
@@ -127,9 +132,11 @@ def make_plan(preset: str, cuda_arch: str | None = None) -> Plan:
         compiler_version += _output("nvcc", "--version")
     flags += os.environ.get("CMAKE_ARGS", "").split()
     version = pinned_version()
-    identity = json.dumps([version, flags, sysconfig.get_platform(), compiler_version])
+    kernels = not published and bool(entry.get("kernels", True))
+    parts = [version, flags, sysconfig.get_platform(), compiler_version]
+    identity = json.dumps([*parts, kernels_identity()] if kernels else parts)
     key = f"{version}-{preset}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    return Plan(preset, version, tuple(flags), cache_dir() / "wheels" / key)
+    return Plan(preset, version, tuple(flags), cache_dir() / "wheels" / key, kernels)
 
 
 def build(plan: Plan) -> Path:
@@ -182,30 +189,26 @@ def _run_pip(plan: Plan, work: Path) -> Path:
     }
     if sys.platform != "win32":  # there the path would grow too long for the compiler
         environment["TMPDIR"] = str(work)
-    # pip's own cache knows nothing of CMAKE_ARGS and would hand out a wheel with other flags.
-    command = [
-        sys.executable,
-        "-m",
-        "pip",
-        "wheel",
-        "-v",
-        "--no-cache-dir",
-        "--no-deps",
-        "--no-binary",
-        PACKAGE,
-        "--wheel-dir",
-        str(work),
-        f"{PACKAGE}=={plan.version}",
-    ]
     print(
         f"building {PACKAGE} {plan.version} ({plan.preset}: {PRESETS[plan.preset]['about']});\n"
         f"some minutes, once for this machine; log: {log_path}",
         flush=True,
     )
     start = time.monotonic()
-    code = run_logged(command, log_path, environment)
+
+    def run(command: list[str]) -> None:
+        if run_logged(command, log_path, environment) != 0:
+            raise NativeBuildError(_failure_text(plan, log_path))
+
+    archive = work / "source"
+    archive.mkdir()
+    folder = fetch(plan.version, archive, run)
+    if plan.kernels:
+        add_kernels(folder, plan.version)
+    pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps"]
+    run([*pip, "--wheel-dir", str(work), str(folder)])
     built = next(work.glob("*.whl"), None)
-    if code != 0 or built is None:
+    if built is None:
         raise NativeBuildError(_failure_text(plan, log_path))
     log_path.replace(plan.folder / "build.log")
     print(f"built in {time.monotonic() - start:.0f} s", flush=True)

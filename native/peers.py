@@ -1,7 +1,7 @@
 """Build llama.cpp's own speculative programs, the peers that ``edge-tr bench`` measures.
 
-The source is the archive of llama-cpp-python that the library is built from, the flags are those
-of the same preset (``native/build.py``), so that peers and edge_tr run the same kernels. Built
+The source is the archive of llama-cpp-python that the library is built from, as it is published:
+the peers have llama.cpp's own kernels and the flags of the same preset (``native/build.py``). Built
 once per machine; the programs lie in ``peers/<key>`` of the cache directory.
 """
 
@@ -12,7 +12,6 @@ import json
 import os
 import shutil
 import sys
-import tarfile
 import tempfile
 import time
 from pathlib import Path
@@ -22,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
-from native.build import PACKAGE, PRESETS, Plan, job_count, make_plan, run_logged  # noqa: E402
+from native.build import PRESETS, Plan, job_count, make_plan, run_logged  # noqa: E402
+from native.source import fetch  # noqa: E402
 
 PROGRAMS = ("llama-server", "llama-lookahead", "llama-lookup")
 ABOUT = "peers.json"
@@ -64,8 +64,8 @@ def build(plan: Plan) -> Path:
     started = time.monotonic()
     print(f"building {', '.join(PROGRAMS)}; some minutes, once for this machine; log: {log}")
     try:
-        source = _fetch(plan, work, log)
-        built = _compile(plan, source, work, log)
+        source = fetch(plan.version, work, lambda command: _run(command, log))
+        built = _compile(plan, source / "vendor" / "llama.cpp", work, log)
         for program in PROGRAMS:
             os.replace(built / _executable(program), folder / _executable(program))
         about = {"version": plan.version, "preset": plan.preset, "flags": plan.flags}
@@ -79,21 +79,6 @@ def build(plan: Plan) -> Path:
 
 def _executable(program: str) -> str:
     return program + (".exe" if sys.platform == "win32" else "")
-
-
-def _fetch(plan: Plan, work: Path, log: Path) -> Path:
-    """llama.cpp out of the source archive of llama-cpp-python."""
-    wanted = f"{PACKAGE}=={plan.version}"
-    pip = [sys.executable, "-m", "pip"]
-    _run([*pip, "download", "--no-deps", "--no-binary", PACKAGE, "-d", str(work), wanted], log)
-    archive = next(work.glob("*.tar.gz"), None)
-    if archive is None:
-        raise NativeBuildError(f"pip brought no source archive of {wanted}; see {log}")
-    with tarfile.open(archive) as tar:
-        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
-            tar.extraction_filter = tarfile.data_filter
-        tar.extractall(work)
-    return next(work.glob("*/vendor/llama.cpp"))
 
 
 def _compile(plan: Plan, source: Path, work: Path, log: Path) -> Path:
@@ -130,7 +115,7 @@ def main() -> int:
     parser.add_argument("--cuda-arch", help="as for native/build.py")
     options = parser.parse_args()
     try:
-        build(make_plan(options.preset, options.cuda_arch))
+        build(make_plan(options.preset, options.cuda_arch, published=True))
     except NativeBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

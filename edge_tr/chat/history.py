@@ -18,7 +18,7 @@ _ROLES = {
     "tool": "tool",
     "function": "tool",
 }
-_MAX_NESTING = 64
+_MAX_NESTING = 128
 
 
 class Arguments(dict[str, Any]):

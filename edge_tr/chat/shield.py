@@ -43,6 +43,15 @@ class Shield:
         self._starts = frozenset(text[:i] for text in self._tokens for i in range(1, len(text)))
         self._longest = max(self._lengths, default=0)
 
+    @property
+    def texts(self) -> Iterable[str]:
+        """Of the control tokens."""
+        return self._tokens.keys()
+
+    def id_of(self, text: str) -> int:
+        """The control token of a text."""
+        return self._tokens[text].id
+
     def mark(self, text: str) -> str:
         """The text with marks where it could forge a control token."""
         if not self._tokens or not text:

@@ -127,8 +127,8 @@ class Routes:
         return _json(self._model())
 
     def _model(self) -> dict[str, Any]:
-        llm = self._service.llm
-        meta = {"n_ctx": llm.n_ctx(), "n_vocab": llm.n_vocab(), "n_embd": llm.n_embd()}
+        target, model = self._service.session.target, self._service.session.model
+        meta = {"n_ctx": target.n_ctx, "n_vocab": model.n_vocab, "n_embd": model.n_embd}
         return {
             "id": self._service.name,
             "object": "model",
@@ -152,7 +152,7 @@ class Routes:
     async def _answer(
         self, request: Request, body: ChatRequest | CompletionRequest, reply: Reply
     ) -> Response:
-        job = self._service.start(reply.completion)
+        job = self._service.start(reply.answer)
 
         async def events() -> AsyncIterator[dict[str, Any]]:
             for chunk in reply.begin():

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from edge_tr.chat.tools import Call, CallFilter, call_text, check_tools, chosen_tools, parse_calls
+from edge_tr.chat.calls import Call, CallFilter, call_text, check_tools, chosen_tools, parse_calls
 from edge_tr.errors import ConfigError
 
 

@@ -1,0 +1,123 @@
+#include "dense.h"
+
+namespace edge {
+
+#if defined(EDGE_KERNELS)
+
+template <Type TYPE> struct Element;
+template <> struct Element<F32> {
+    typedef float T;
+    EDGE_INLINE floats get(const float * p) { return load(p); }
+};
+template <> struct Element<F16> {
+    typedef uint16_t T;
+    EDGE_INLINE floats get(const uint16_t * p) { return load_f16(p); }
+};
+template <> struct Element<BF16> {
+    typedef uint16_t T;
+    EDGE_INLINE floats get(const uint16_t * p) { return load_bf16(p); }
+};
+
+// Rows of a tile for N tokens: the sums fit the registers, and one chain of additions never waits
+// for itself.
+#    if defined(EDGE_AVX2)
+constexpr int tile_rows(int n) { return n == 1 ? 8 : n == 2 ? 4 : 2; }
+#    else
+constexpr int tile_rows(int n) { return n <= 2 ? 8 : 4; }
+#    endif
+constexpr int TILE_TOKENS = 4;
+
+template <Type TYPE, int R, int N>
+static void tile(const char * w, size_t stride, int64_t columns, const float * const * x, float * const * y, int64_t row) {
+    using E = Element<TYPE>;
+    using T = typename E::T;
+    const T * p[R];
+    for (int r = 0; r < R; r++) p[r] = (const T *) (w + (size_t) (row + r) * stride);
+    floats sum[R * N];
+    for (int i = 0; i < R * N; i++) sum[i] = zero();
+    const int64_t whole = columns / LANES * LANES;
+    for (int64_t c = 0; c < whole; c += LANES) {
+        floats v[R];
+        for (int r = 0; r < R; r++) v[r] = E::get(p[r] + c);
+        for (int t = 0; t < N; t++) {
+            const floats a = load(x[t] + c);
+            for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
+        }
+    }
+    if (whole < columns) {  // the last few, with zeros behind them
+        const size_t left = (size_t) (columns - whole);
+        floats v[R];
+        for (int r = 0; r < R; r++) {
+            T last[LANES] = {};
+            memcpy(last, p[r] + whole, left * sizeof(T));
+            v[r] = E::get(last);
+        }
+        for (int t = 0; t < N; t++) {
+            float last[LANES] = {};
+            memcpy(last, x[t] + whole, left * sizeof(float));
+            const floats a = load(last);
+            for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
+        }
+    }
+#    if defined(EDGE_AVX512)
+    if constexpr (R * N > 2) {
+        floats all[16];
+        for (int i = 0; i < 16; i++) all[i] = i < R * N ? sum[i] : zero();
+        float sums[16];
+        store(sums, reduce16(all));
+        for (int t = 0; t < N; t++) memcpy(y[t] + row, sums + t * R, R * sizeof(float));
+        return;
+    }
+#    endif
+    for (int t = 0; t < N; t++) {
+        for (int r = 0; r < R; r++) y[t][row + r] = reduce(sum[t * R + r]);
+    }
+}
+
+template <Type TYPE, int N>
+static void rows_n(const char * w, size_t stride, int64_t first, int64_t last, int64_t columns,
+                   const float * const * x, float * const * y) {
+    constexpr int R = tile_rows(N);
+    int64_t row = first;
+    for (; row + R <= last; row += R) tile<TYPE, R, N>(w, stride, columns, x, y, row);
+    for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row);
+}
+
+template <Type TYPE>
+static void product(const char * w, size_t stride, int64_t rows, int64_t columns,
+                    const float * const * x, int n, float * const * y) {
+    // a few rows at a time stay in the cache for all tokens
+    const int64_t step = n <= TILE_TOKENS ? rows : 16;
+    for (int64_t first = 0; first < rows; first += step) {
+        const int64_t last = first + step < rows ? first + step : rows;
+        int t = 0;
+        for (; t + 4 <= n; t += 4) rows_n<TYPE, 4>(w, stride, first, last, columns, x + t, y + t);
+        switch (n - t) {
+            case 3: rows_n<TYPE, 3>(w, stride, first, last, columns, x + t, y + t); break;
+            case 2: rows_n<TYPE, 2>(w, stride, first, last, columns, x + t, y + t); break;
+            case 1: rows_n<TYPE, 1>(w, stride, first, last, columns, x + t, y + t); break;
+            default: break;
+        }
+    }
+}
+
+bool has_dense(int type) { return type == F16 || type == BF16 || type == F32; }
+
+void dense_product(int type, const char * w, size_t stride, int64_t rows, int64_t columns,
+                   const float * const * x, int n, float * const * y) {
+    switch (type) {
+        case F16: return product<F16>(w, stride, rows, columns, x, n, y);
+        case BF16: return product<BF16>(w, stride, rows, columns, x, n, y);
+        case F32: return product<F32>(w, stride, rows, columns, x, n, y);
+        default: return;
+    }
+}
+
+#else
+
+bool has_dense(int) { return false; }
+void dense_product(int, const char *, size_t, int64_t, int64_t, const float * const *, int, float * const *) {}
+
+#endif
+
+}  // namespace edge
