@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
-from edge_tr.chat.calls import Call, CallFilter, call_text, check_tools, chosen_tools, parse_calls
+from edge_tr.chat.calls import Call, call_schema, check_tools, chosen_tools, parse_calls
+from edge_tr.chat.forms import CallForm, ReplyForm
+from edge_tr.chat.history import call_text
+from edge_tr.chat.reply import Part, ReplyReader
 from edge_tr.errors import ConfigError
 
 
@@ -58,7 +61,7 @@ def test_one_tool_must_be_called() -> None:
 @pytest.mark.parametrize(
     ("choice", "told"),
     [
-        (tool("other"), "'other', which is not among the tools: add, find"),
+        (tool("other"), "'other', not one of the tools: add, find"),
         ("always", "'always' is not allowed"),
         ({"function": 3}, "is not allowed"),
     ],
@@ -79,26 +82,70 @@ def test_a_tool_of_another_form(wrong: Any) -> None:
         check_tools([wrong])
 
 
-def stream(text: str) -> tuple[str, str]:
-    """What is shown of a text that comes character by character, and what is held back."""
-    held = CallFilter()
-    shown = "".join(held.add(character) for character in text)
-    return shown, held.held
+def read(text: str, form: ReplyForm, prompt: str = "", size: int = 1) -> tuple[str, str, list[Call]]:
+    """Reasoning, content and calls of a text that comes in parts."""
+    reader = ReplyReader(form, TOOLS, prompt)
+    parts: list[Part] = []
+    for at in range(0, len(text), size):
+        parts += reader.add(text[at : at + size])
+    rest, calls = reader.finish()
+    kinds = ("".join(p.text for p in [*parts, *rest] if p.kind == k) for k in ("reasoning", "content"))
+    reasoning, content = kinds
+    return reasoning, content, calls
 
 
+THINKS = ReplyForm(None, ("<think>", "</think>"))
+CALLS = [Call("add", "{}")]
+
+
+@pytest.mark.parametrize("size", [1, 5, 1000])
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "form", "prompt", "expected"),
     [
-        ("plain {text}", "plain {text}"),
-        ("a < b", "a < b"),
-        ('  {"name": 1}', ""),
-        ("Let me see. <tool_call>{}", "Let me see. "),
-        ("<tool_call>{}", ""),
-        ("<tool", ""),
+        ("plain {text}", ReplyForm(), "", ("", "plain {text}", [])),
+        ("a < b", ReplyForm(), "", ("", "a < b", [])),
+        ('  {"name": 1}', ReplyForm(), "", ("", '  {"name": 1}', [])),
+        ("See. <tool_call>" + '{"name": "add"}', ReplyForm(), "", ("", "See.", CALLS)),
+        ("<tool", ReplyForm(), "", ("", "<tool", [])),
+        ("<think>\nhm\n</think>\n\nyes", THINKS, "", ("hm", "yes", [])),
+        ("hm\n</think>\n\nyes", THINKS, "user\n<think>\n", ("hm", "yes", [])),
+        ("<think>hm", THINKS, "", ("hm", "", [])),
+        ("yes <think>", THINKS, "", ("", "yes <think>", [])),
+        ("</think>yes", THINKS, "", ("", "yes", [])),
+        ("<thin", THINKS, "", ("", "<thin", [])),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary "
+            "to=functions.add <|constrain|>json<|message|>{}<|call|>",
+            ReplyForm(CallForm("channels", "")),
+            "",
+            ("hm", "", CALLS),
+        ),
+        (
+            "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>yes",
+            ReplyForm(CallForm("channels", "")),
+            "",
+            ("hm", "yes", []),
+        ),
+        (
+            "<|tool_call_start|>[add()]<|tool_call_end|>",
+            ReplyForm(CallForm("python", "<|tool_call_start|>[")),
+            "",
+            ("", "", CALLS),
+        ),
     ],
 )
-def test_what_a_stream_shows(text: str, shown: str) -> None:
-    assert stream(text) == (shown, text[len(shown) :])
+def test_an_answer_is_taken_apart(
+    text: str, form: ReplyForm, prompt: str, expected: Any, size: int
+) -> None:
+    assert read(text, form, prompt, size) == expected
+
+
+def test_references_of_parameters_move_with_them() -> None:
+    parameters = {"$ref": "#/$defs/A", "$defs": {"A": {"items": {"$ref": "#"}, "const": {"$ref": 1}}}}
+    schema = call_schema([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    moved = schema["$defs"]["tool0"]
+    assert moved["$ref"] == "#/$defs/tool0/$defs/A"
+    assert moved["$defs"]["A"] == {"items": {"$ref": "#/$defs/tool0"}, "const": {"$ref": 1}}
 
 
 def test_a_call_written_and_read_is_the_same() -> None:

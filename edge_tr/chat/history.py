@@ -62,11 +62,11 @@ def _check_message(message: Any) -> Message:
         reasoning = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(reasoning, str):
             checked["reasoning_content"] = well_formed(reasoning)
-        calls = message.get("tool_calls")
-        if calls is not None and not isinstance(calls, list):
-            raise ConfigError("tool_calls of a message must be a list")
-        if calls:
-            checked["tool_calls"] = [_check_call(call) for call in calls]
+    calls = message.get("tool_calls")
+    if calls is not None and not isinstance(calls, list):
+        raise ConfigError("tool_calls of a message must be a list")
+    if calls:
+        checked["tool_calls"] = [_check_call(call) for call in calls]
     for name in ("tool_call_id", "name"):
         if isinstance(message.get(name), str):
             checked[name] = well_formed(message[name])

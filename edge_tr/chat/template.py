@@ -193,7 +193,7 @@ class ChatTemplate:
     def knows_tools(self) -> bool:
         """Whether it tells the model of tools."""
         text = self.attempt([_USER], [_PROBE_TOOL])
-        return "qtool" in text and "qarg" in text
+        return "qtool" in text
 
     @cached_property
     def knows_calls(self) -> bool:

@@ -18,6 +18,8 @@ _WHITESPACE = r"[ ]|\n[ ]{0,40}"
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties")
+_OPENS = frozenset({"additionalProperties", "patternProperties", "minProperties"})
+"""Keywords that say something of properties without a name."""
 
 
 def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
@@ -48,6 +50,8 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
         for part in _parts(schema):
             _check_part(part, name)
+        if not any("allOf" in part or _is_joined(part) for part in _parts(schema)):
+            schema = _closed(schema)
     grammar = LLMatcher.grammar_from_json_schema(
         schema if isinstance(schema, dict) else {"allOf": [schema]},
         overrides={"whitespace_pattern": _WHITESPACE},
@@ -56,6 +60,33 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
     if is_error:
         raise ConfigError(f"the {name} cannot be followed: {told[0].strip().splitlines()[0]:.300}")
     return Rules(grammar, name)
+
+
+def _is_joined(part: dict[str, Any]) -> bool:
+    """Whether properties come from several places."""
+    return "properties" in part and any(key in part for key in ("$ref", "anyOf", "oneOf"))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it says nothing of them; small
+    models invent some for ever."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for key in _SINGLE:
+        if key in schema:
+            closed[key] = _closed(schema[key])
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(part) for part in schema[key]]
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(part) for name, part in schema[key].items()}
+    names, required = schema.get("properties"), schema.get("required", [])
+    is_open = isinstance(names, dict) and names and not schema.keys() & _OPENS
+    if is_open and isinstance(required, list) and all(name in names for name in required):
+        closed["additionalProperties"] = False
+    return closed
 
 
 def _check_nesting(schema: Any, name: str) -> None:

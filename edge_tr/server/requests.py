@@ -93,7 +93,24 @@ class ChatRequest(Common, types.CreateChatCompletionRequest):  # type: ignore[mi
 class EmbeddingRequest(types.CreateEmbeddingRequest):  # type: ignore[misc]
     """Body of /v1/embeddings."""
 
+    input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The texts, each as text or as token ids.
+
+        Raises
+        ------
+        RequestError : there is none.
+        """
+        given = self.input
+        if not given:
+            raise RequestError(400, "input is empty", param="input")
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given[0], int):
+            return [given]  # type: ignore[list-item]
+        return given  # type: ignore[return-value]
 
 
 _Body = TypeVar("_Body", bound=BaseModel)

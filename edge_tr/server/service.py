@@ -117,7 +117,7 @@ class Service:
 
         return self._submit(work, answer.cancel)
 
-    def embed(self, texts: list[str]) -> Job[tuple[list[list[float]], int]]:
+    def embed(self, texts: list[str] | list[list[int]]) -> Job[tuple[list[list[float]], int]]:
         """Queue texts to embed.
 
         Raises
@@ -131,7 +131,7 @@ class Service:
         def work() -> Generator[tuple[list[list[float]], int], None, None]:
             yield embedder.embed(texts)
 
-        return self._submit(work)
+        return self._submit(work, embedder.cancel)
 
     def _submit(
         self,
