@@ -100,7 +100,7 @@ class Case:
 
 def assert_only_committed(decoder: Decoder, target: FakeTarget) -> int:
     n_cells = target.assert_only_committed(decoder.tokens.tolist())
-    assert n_cells == decoder._lanes.n_past
+    assert n_cells == decoder.n_past
     return n_cells
 
 
