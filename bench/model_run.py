@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
+from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, StockArm, TimedText, timed
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.prompts import Prompt, copied_share, interleave
 from edge_tr.config import ContextConfig, DraftConfig
@@ -122,7 +122,7 @@ class ModelRun:
         """A user's message in the model's chat template, as tokens."""
         return self.session.prompt_tokens(text)
 
-    def timed(self, arm: Arm, prompt: Int32, n_tokens: int | None = None) -> Answer:
+    def timed(self, arm: Arm, prompt: Int32, n_tokens: int | None = None) -> TimedText:
         return timed(arm, prompt, n_tokens or self.plan.n_tokens, self.session.stop_tokens)
 
     def _once(self, phase: str, measure: Callable[[], Any]) -> Any:
@@ -233,7 +233,7 @@ class ModelRun:
 
     def _last(self) -> str:
         record = self.records.all[-1]
-        tps = {name: Answer(**answer).tps for name, answer in record["answers"].items()}
+        tps = {name: TimedText(**answer).tps for name, answer in record["answers"].items()}
         speeds = ", ".join(f"{name} {value / tps['plain']:.3f}" for name, value in tps.items())
         return f"{record['category']} ({tps['plain']:.1f} tokens/s plain): {speeds}"
 
@@ -272,7 +272,7 @@ class ModelRun:
         tokens = {prompt.id: prompt.tokens for prompt in prompts}
         pairs, widths, same = [], [2], []
         for record in self._answered():
-            answers = {name: Answer(**a) for name, a in record["answers"].items()}
+            answers = {name: TimedText(**a) for name, a in record["answers"].items()}
             plain, auto = answers["plain"], answers["auto"]
             pairs.append(TextPair(record["id"], tokens[record["id"]], plain.tokens, auto.tokens))
             widths.append(_mean_width(auto.stats))
