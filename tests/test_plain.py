@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
+from samplers import TemperatureSampler
 
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
-from edge_tr.decode.sampling import TemperatureSampler
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.grown_tree import GrownTreeDrafter

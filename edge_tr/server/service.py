@@ -10,9 +10,9 @@ from edge_tr.answer import Answer
 from edge_tr.chat.text import Piece
 from edge_tr.chat.tools import call_schema, check_tools, chosen_tools
 from edge_tr.errors import ConfigError
+from edge_tr.llama.embedder import Embedder
 from edge_tr.llama.schema_grammar import schema_grammar
 from edge_tr.server.config import ServerConfig
-from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError
 from edge_tr.server.metrics import Metrics
 from edge_tr.server.replies import ChatReply, Reply, TextReply
