@@ -46,12 +46,14 @@ class AnswerConfig:
     stops : strings that end the text and are no part of it.
     sampling : how each token is chosen.
     n_logprobs : most probable tokens to report with each token; None reports none.
+    shown : control tokens whose text is part of the answer's.
     """
 
     max_tokens: int | None = None
     stops: Sequence[str] = ()
     sampling: SamplingConfig = field(default_factory=SamplingConfig)
     n_logprobs: int | None = None
+    shown: frozenset[int] = frozenset()
 
 
 class Answer:
@@ -115,7 +117,7 @@ class Answer:
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes of one token; they may end in the middle of a character."""
-        return self._session.model.piece(token)
+        return self._session.model.piece(token, special=token in self.config.shown)
 
     def _pieces(self) -> Generator[Piece, None, None]:
         builder = TextBuilder(self.config.stops)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
+from edge_tr.constrain.constraint import Rules
 from edge_tr.drafts.template import MAX_K, MAX_LANES, TreeTemplate
 from edge_tr.errors import ConfigError
 
@@ -131,9 +132,11 @@ class SamplingConfig:
     repeat_penalty, frequency_penalty, presence_penalty : penalties over the last 64 tokens.
     mirostat_mode, mirostat_tau, mirostat_eta : 1 or 2 takes Mirostat, of that version, in place of
         the cut-offs.
-    grammar : GBNF with a rule named root that the text follows; None allows any text.
+    grammar : what the text follows: GBNF with a rule named root, or rules of a JSON schema
+        (``edge_tr.constrain.schema``); None allows any text.
     logit_bias : what to add to the logits of tokens, by id.
-    seed : seed of the draw; None takes a fresh one.
+    seed : seed of the draw, of 64 bits (llama.cpp's are of 32, so the halves are mixed); None
+        takes a fresh one.
 
     Raises
     ------
@@ -151,7 +154,7 @@ class SamplingConfig:
     mirostat_mode: int = 0
     mirostat_tau: float = 5.0
     mirostat_eta: float = 0.1
-    grammar: str | None = None
+    grammar: str | Rules | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
@@ -168,7 +171,7 @@ class SamplingConfig:
             ("mirostat_mode", 0, 2),
             ("mirostat_tau", 0.0, 100.0),
             ("mirostat_eta", 0.0, 1.0),
-            ("seed", 0, (1 << 32) - 2),
+            ("seed", 0, (1 << 64) - 1),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:

@@ -11,6 +11,7 @@ import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from edge_tr.files.whole_file import write_whole
 
 if TYPE_CHECKING:
     from edge_tr.answer import Answer
+    from edge_tr.chat.reply import ReplyReader
     from edge_tr.session import Session
 
 PREFIX = "edge-tr"
@@ -58,7 +60,7 @@ class _Shared:
         self.model_id = model_id
         self._find = find
 
-    def _ask(self, prompt: llm.Prompt) -> Answer:
+    def _ask(self, prompt: llm.Prompt) -> tuple[Answer, ReplyReader]:
         return _ask(_open(self._find(), prompt.options), prompt)
 
     def __str__(self) -> str:
@@ -79,7 +81,7 @@ class EdgeTRModel(_Shared, llm.Model):
         conversation: llm.Conversation | None = None,
     ) -> Iterator[str]:
         """The parts of the answer."""
-        yield from _parts(self._ask(prompt), prompt, response)
+        yield from _parts(self._ask(prompt), response)
 
 
 class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
@@ -98,26 +100,26 @@ class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
         """The parts of the answer."""
         from edge_tr.llama.aio import iterate
 
-        asked: list[Answer] = []
+        asked: list[tuple[Answer, ReplyReader]] = []
 
         def start() -> Generator[str, None, None]:
             asked.append(self._ask(prompt))
-            yield from _parts(asked[0], prompt, response)
+            yield from _parts(asked[0], response)
 
         def cancel(_thread: int) -> None:
-            for answer in asked:
+            for answer, _ in asked:
                 answer.cancel()
 
         async for text in iterate(start, cancel):
             yield text
 
 
-def _ask(session: Session, prompt: llm.Prompt) -> Answer:
+def _ask(session: Session, prompt: llm.Prompt) -> tuple[Answer, ReplyReader]:
     """The answer to a conversation, not generated yet; a model without chat template continues
     its texts."""
     from edge_tr.answer import AnswerConfig
     from edge_tr.config import SamplingConfig
-    from edge_tr.llama.schema_grammar import schema_grammar
+    from edge_tr.constrain.schema import schema_rules
 
     options: Any = prompt.options
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
@@ -127,28 +129,26 @@ def _ask(session: Session, prompt: llm.Prompt) -> Answer:
         stops=[options.stop] if options.stop else [],
         sampling=SamplingConfig(
             **{name: getattr(options, name) for name in names},
-            grammar=schema_grammar(prompt.schema) if prompt.schema else None,
+            grammar=schema_rules(prompt.schema) if prompt.schema else None,
         ),
     )
     tools = [_tool(tool) for tool in prompt.tools]
-    return session.answer(session.model.chat_tokens(messages, tools), config)
+    model, is_free = session.model, not prompt.schema
+    if is_free:
+        config = replace(config, shown=model.mark_tokens())
+    tokens = model.chat_tokens(messages, tools)
+    return session.answer(tokens, config), model.reader(tokens, tools, is_free=is_free)
 
 
-def _parts(answer: Answer, prompt: llm.Prompt, response: Any) -> Generator[str, None, None]:
-    """Generate the answer; its tool calls and usage go to the response."""
-    from edge_tr.chat.tools import CallFilter, parse_calls
-
-    tools = [_tool(tool) for tool in prompt.tools]
-    held = CallFilter()
+def _parts(asked: tuple[Answer, ReplyReader], response: Any) -> Generator[str, None, None]:
+    """Generate the answer; its tool calls and usage go to the response, reasoning is left out."""
+    answer, reader = asked
     for piece in answer:
-        shown = held.add(piece.text) if tools else piece.text
-        if shown:
-            yield shown
-    calls = parse_calls(held.held, tools)
+        yield from (part.text for part in reader.add(piece.text) if part.kind == "content")
+    parts, calls = reader.finish()
+    yield from (part.text for part in parts if part.kind == "content")
     for call in calls:
         response.add_tool_call(llm.ToolCall(call.name, json.loads(call.arguments)))
-    if held.held and not calls:
-        yield held.held
     stats = answer.stats
     response.set_usage(
         input=len(answer.prompt),

@@ -16,9 +16,9 @@ import pytest
 from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.chat.text import Piece, Token
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, PromptTooLongError
-from edge_tr.llama.schema_grammar import schema_grammar
 from edge_tr.session import Session
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -139,7 +139,7 @@ def test_an_end_token_ends_the_text(drafting: Session) -> None:
 
 def test_a_schema_is_followed_with_drafting(drafting: Session) -> None:
     schema = {"type": "object", "properties": {"n": {"maximum": 9, "type": "integer"}}}
-    grammar = schema_grammar(schema | {"required": ["n"]})
+    grammar = schema_rules(schema | {"required": ["n"]})
     assert "n" in json.loads(text_of(answer(drafting, grammar=grammar, max_tokens=200)))
 
 
@@ -178,13 +178,13 @@ def test_a_bias_for_a_token_that_is_not_there(plain: Session, token: int) -> Non
 
 
 def test_a_grammar_that_cannot_be_read(plain: Session) -> None:
-    with pytest.raises(ConfigError, match="the grammar cannot be read"):
+    with pytest.raises(ConfigError, match="expected ::=|cannot be"):
         answer(plain, grammar="root = ")
 
 
 def test_a_schema_that_cannot_be_followed() -> None:
     with pytest.raises(ConfigError, match="the JSON schema cannot be followed"):
-        schema_grammar({"type": "nonsense"})
+        schema_rules({"type": "nonsense"})
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, DRAWN])

@@ -35,13 +35,12 @@ FLOORS = (
 """Rooms, bottom up: a module imports its own room and floors below, inside functions too."""
 
 LLAMA_CPP = {
-    "edge_tr/chat/messages.py": "its formatter of chat templates",
     "edge_tr/machine/build_child.py": "finds out whether it can be imported",
     "edge_tr/server/requests.py": "its types of requests",
 }
 """Modules outside ``edge_tr/llama`` that may import ``llama_cpp``, and what for."""
 
-MAX_LINES = 310
+MAX_LINES = 320
 LONG_MODULES = {
     "edge_tr/decode/decoder.py": 490,
     "edge_tr/kernels/candidates.py": 775,  # Numba's cache asks for one call graph in one file

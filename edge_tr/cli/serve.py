@@ -151,10 +151,12 @@ def _serve(
                 note("warning: whoever reaches this machine can ask; --api-key asks for a key")
             host = f"[{config.host}]" if ":" in config.host else config.host
             note(f"listening at http://{host}:{listener.getsockname()[1]}/ (Ctrl-C stops)")
+            server = Server(service)
             try:
                 with suppress(KeyboardInterrupt):  # before the server hears signals
-                    Server(service).run(sockets=[listener])
+                    server.run(sockets=[listener])
             finally:
                 service.close()
                 save_matrix(session, args)
+                server.ended()
     return 0

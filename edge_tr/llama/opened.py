@@ -25,6 +25,7 @@ from edge_tr.llama.drafter_from_stock import ModelDrafter
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.servers import Servers
 from edge_tr.llama.turns import Turns
+from edge_tr.llama.vocabulary import constraint_vocabulary
 from edge_tr.stats import Stats
 
 _Self = TypeVar("_Self", bound="OpenedLlama")
@@ -95,6 +96,11 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             self.close()
             raise
         _opened.add(self)
+
+    @functools.cached_property
+    def constraint_vocabulary(self) -> Any:
+        """The vocabulary for grammars, see ``constraint_vocabulary``."""
+        return constraint_vocabulary(self._model.vocab)
 
     def _open(self, options: dict[str, Any], draft: DraftConfig) -> None:
         """Give the model a context with lanes, and the decoder that uses them."""

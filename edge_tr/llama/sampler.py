@@ -7,10 +7,16 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from edge_tr.config import SamplingConfig
+from edge_tr.constrain.constraint import Constraint, Rules
+from edge_tr.constrain.gbnf import grammar_rules
 from edge_tr.errors import ConfigError
+from edge_tr.llama.chain import apply_chain
 from edge_tr.llama.library import lib
 from edge_tr.llama.target import LlamaTarget
+from edge_tr.llama.vocabulary import find_token
 from edge_tr.target import Float32
 
 _N_PENALIZED = 64
@@ -34,12 +40,15 @@ class LlamaSampler:
 
     Raises
     ------
-    ConfigError : the grammar cannot be read, or a biased token is not in the vocabulary.
+    ConfigError : the grammar cannot be followed, or a biased token is not in the vocabulary.
     """
 
     def __init__(self, target: LlamaTarget, config: SamplingConfig) -> None:
         self._target = target
-        self.seed = secrets.randbelow(1 << 32) if config.seed is None else config.seed
+        self.seed = secrets.randbelow((1 << 32) - 1) if config.seed is None else _mixed(config.seed)
+        self._constraint: Constraint | None = None
+        if config.grammar is not None:
+            self._constraint = _constraint(target, config.grammar)
         self._chain: Any = lib.llama_sampler_chain_init(lib.llama_sampler_chain_default_params())
         weakref.finalize(self, lib.llama_sampler_free, self._chain)
         for sampler in (*self._adjusting(config), *self._choosing(config)):
@@ -59,8 +68,6 @@ class LlamaSampler:
                 config.presence_penalty,
             )
         )
-        if config.grammar is not None:
-            samplers.append(_grammar(config.grammar, self._target.model.vocab))
         return samplers
 
     def _choosing(self, config: SamplingConfig) -> list[Any]:
@@ -83,7 +90,12 @@ class LlamaSampler:
         ]
 
     def sample(self, batch_index: int, logits: Float32) -> int:
-        return int(lib.llama_sampler_sample(self._chain, self._target.pointer, batch_index))
+        if self._constraint is None:
+            return int(lib.llama_sampler_sample(self._chain, self._target.pointer, batch_index))
+        row: Float32 = np.where(self._constraint.allowed(), logits, np.float32(-np.inf))
+        token = apply_chain(self._chain, row)
+        self._constraint.accept(token)
+        return token
 
 
 def _bias(logit_bias: Mapping[int, float], n_vocab: int) -> Any:
@@ -96,11 +108,15 @@ def _bias(logit_bias: Mapping[int, float], n_vocab: int) -> Any:
     return lib.llama_sampler_init_logit_bias(n_vocab, len(biases), biases)
 
 
-def _grammar(grammar: str, vocab: Any) -> Any:
-    sampler = lib.llama_sampler_init_grammar(vocab, grammar.encode(), b"root")
-    if not sampler:
-        raise ConfigError(
-            "the grammar cannot be read; it must be GBNF with a rule named root; llama.cpp's own "
-            "reason is on stderr"
-        )
-    return sampler
+def _constraint(target: LlamaTarget, grammar: str | Rules) -> Constraint:
+    vocab = target.model.vocab
+    if isinstance(grammar, str):
+        grammar = grammar_rules(grammar, lambda text: find_token(vocab, text))
+    return Constraint(target.model.constraint_vocabulary, grammar)
+
+
+def _mixed(seed: int) -> int:
+    """A seed of 64 bits as one of 32; a small one stays, and none is llama.cpp's word for a random
+    one."""
+    mixed = (seed ^ seed >> 32) & 0xFFFFFFFF
+    return mixed if mixed != 0xFFFFFFFF else 0

@@ -46,7 +46,7 @@ def make_app(service: Service) -> Starlette:
             CORSMiddleware,
             allow_origins=service.config.origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],
         )
         middleware.append(cors)
     return Starlette(
@@ -54,11 +54,19 @@ def make_app(service: Service) -> Starlette:
             Route("/", routes.page),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
-            Route("/v1/models", routes.models),
+            *(
+                Route(f"{prefix}{path}{slash}", handler, methods=methods)
+                for path, handler, methods in (
+                    ("/models", routes.models, ["GET"]),
+                    ("/chat/completions", routes.counted(routes.chat), ["POST"]),
+                    ("/completions", routes.counted(routes.completions), ["POST"]),
+                    ("/embeddings", routes.counted(routes.embeddings), ["POST"]),
+                )
+                for prefix in ("/v1", "")  # clients disagree on both
+                for slash in ("", "/")
+            ),
             Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/chat/completions", routes.counted(routes.chat), methods=["POST"]),
-            Route("/v1/completions", routes.counted(routes.completions), methods=["POST"]),
-            Route("/v1/embeddings", routes.counted(routes.embeddings), methods=["POST"]),
+            Route("/models/{name:path}", routes.model),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: respond, EdgeTRError: respond, Exception: respond},
@@ -176,10 +184,7 @@ class Routes:
     async def embeddings(self, request: Request) -> Response:
         """/v1/embeddings."""
         body = await read(request, EmbeddingRequest, self._service.config.max_request_bytes)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        if not texts:
-            raise RequestError(400, "input is empty", param="input")
-        job = self._service.embed(texts)
+        job = self._service.embed(body.inputs())
         async with ends_with(request.receive, job):
             [(vectors, n_tokens)] = [result async for result in job]
         data = [

@@ -9,8 +9,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from edge_tr.answer import Answer
+from edge_tr.chat.calls import Call
+from edge_tr.chat.reply import Part, ReplyReader
 from edge_tr.chat.text import Piece, Token
-from edge_tr.chat.tools import CallFilter, parse_calls
 from edge_tr.stats import Stats
 
 Json = dict[str, Any]
@@ -194,50 +195,60 @@ class ChatReply(Reply):
 
     Parameters
     ----------
-    tools : those that the model may call.
+    reader : takes the text apart.
     """
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        answer: Answer,
-        model: str,
-        *,
-        tools: Sequence[Json] = (),
-        **options: Any,
-    ):
+    def __init__(self, answer: Answer, model: str, *, reader: ReplyReader, **options: Any):
         super().__init__(answer, model, **options)
-        self._tools = tools
-        self._filter = CallFilter() if tools else None
+        self._reader = reader
+        self._reasoning = ""
 
     def begin(self) -> list[Json]:
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
     def add(self, piece: Piece) -> list[Json]:
-        text = piece.text if self._filter is None else self._filter.add(piece.text)
-        self._text += text
         self._tokens += piece.tokens
+        deltas = self._deltas(self._reader.add(piece.text))
         logprobs = self._logprobs(piece.tokens)
-        if not text and logprobs is None:
-            return []
-        choice = {"delta": {"content": text}, "logprobs": logprobs}
-        return [self._chunk(choice, piece.tokens, None, piece.stats)]
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        chunks = []
+        for i, delta in enumerate(deltas):  # the tokens are told of once
+            choice = {"delta": delta, "logprobs": None if i else logprobs}
+            tokens = () if i else piece.tokens
+            chunks.append(self._chunk(choice, tokens, None, piece.stats))
+        return chunks
+
+    def _deltas(self, parts: Iterable[Part]) -> list[Json]:
+        """Take note of the parts; what is new of the message."""
+        deltas: list[Json] = []
+        for part in parts:
+            if part.kind == "reasoning":
+                self._reasoning += part.text
+                deltas.append({"reasoning_content": part.text})
+            else:
+                self._text += part.text
+                deltas.append({"content": part.text})
+        return deltas
 
     def end(self) -> list[Json]:
-        calls, rest = self._calls()
-        chunks = []
+        parts, found = self._reader.finish()
+        chunks = [self._chunk({"delta": delta}) for delta in self._deltas(parts)]
+        calls = _calls(found)
         if calls:
             delta = [{"index": i} | call for i, call in enumerate(calls)]
             chunks.append(self._chunk({"delta": {"tool_calls": delta}}))
-        elif rest:
-            chunks.append(self._chunk({"delta": {"content": rest}}))
         return [*chunks, self._chunk({"delta": {}}, reason=self._reason(calls))]
 
     def whole(self) -> Json:
-        calls, rest = self._calls()
-        content = self._text + ("" if calls else rest)
-        message: Json = {"role": "assistant", "content": content or (None if calls else "")}
+        parts, found = self._reader.finish()
+        self._deltas(parts)
+        calls = _calls(found)
+        message: Json = {"role": "assistant", "content": self._text or (None if calls else "")}
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
         if calls:
             message["tool_calls"] = calls
         return self._whole(
@@ -250,15 +261,6 @@ class ChatReply(Reply):
 
     def _reason(self, calls: list[Json]) -> str | None:
         return "tool_calls" if calls else self.finish_reason
-
-    def _calls(self) -> tuple[list[Json], str]:
-        """The calls in what was held back, and that text."""
-        held = "" if self._filter is None else self._filter.held
-        calls = [
-            {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()}
-            for call in parse_calls(held, self._tools)
-        ]
-        return calls, held
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         shown = [(t.id, t.logprob) for t in tokens if t.logprob is not None]
@@ -278,3 +280,10 @@ class ChatReply(Reply):
             "logprob": logprob,
             "bytes": list(data),
         }
+
+
+def _calls(found: Iterable[Call]) -> list[Json]:
+    return [
+        {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()}
+        for call in found
+    ]

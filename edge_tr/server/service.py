@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 from edge_tr.answer import Answer
+from edge_tr.chat.calls import call_schema, check_tools, chosen_tools
 from edge_tr.chat.text import Piece
-from edge_tr.chat.tools import call_schema, check_tools, chosen_tools
+from edge_tr.constrain.constraint import Rules
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.errors import ConfigError
 from edge_tr.llama.embedder import Embedder
-from edge_tr.llama.schema_grammar import schema_grammar
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.errors import RequestError
 from edge_tr.server.metrics import Metrics
 from edge_tr.server.replies import ChatReply, Reply, TextReply
-from edge_tr.server.requests import ChatRequest, CompletionRequest, make_config, response_grammar
+from edge_tr.server.requests import ChatRequest, CompletionRequest, make_config, response_rules
 from edge_tr.server.worker import Job, QueueFullError, Worker
 from edge_tr.session import Session
 from edge_tr.target import Int32
@@ -50,14 +52,22 @@ class Service:
         if request.tool_choice == "none":
             tools = []
         if must_call:
-            grammar: str | None = schema_grammar(call_schema(must_call))
+            rules: Rules | None = schema_rules(call_schema(must_call), "schema of the tools")
         else:
-            grammar = response_grammar(request.response_format)
-        prompt = self.session.model.chat_tokens(request.messages, tools, must=True)
+            rules = response_rules(request.response_format)
+        model = self.session.model
+        options = request.chat_template_kwargs
+        if request.reasoning_effort is not None:
+            options = {"reasoning_effort": request.reasoning_effort} | options
+        prompt = model.chat_tokens(request.messages, tools, must=True, options=options)
+        config = make_config(request, rules)
+        is_free = config.sampling.grammar is None
+        if is_free:
+            config = replace(config, shown=model.mark_tokens())
         return ChatReply(
-            self.session.answer(prompt, make_config(request, grammar)),
+            self.session.answer(prompt, config),
             self.name,
-            tools=tools,
+            reader=model.reader(prompt, tools, is_free=is_free),
             steps=request.steps,
             live_timings=request.timings_per_token,
         )
@@ -107,7 +117,7 @@ class Service:
 
         return self._submit(work, answer.cancel)
 
-    def embed(self, texts: list[str]) -> Job[tuple[list[list[float]], int]]:
+    def embed(self, texts: list[str] | list[list[int]]) -> Job[tuple[list[list[float]], int]]:
         """Queue texts to embed.
 
         Raises
@@ -121,7 +131,7 @@ class Service:
         def work() -> Generator[tuple[list[list[float]], int], None, None]:
             yield embedder.embed(texts)
 
-        return self._submit(work)
+        return self._submit(work, embedder.cancel)
 
     def _submit(
         self,
