@@ -140,9 +140,7 @@ def _ask(session: Session, prompt: llm.Prompt) -> tuple[Answer, ReplyReader]:
     return session.answer(tokens, config), model.reader(tokens, tools, is_free=is_free)
 
 
-def _parts(
-    asked: tuple[Answer, ReplyReader], response: Any
-) -> Generator[str, None, None]:
+def _parts(asked: tuple[Answer, ReplyReader], response: Any) -> Generator[str, None, None]:
     """Generate the answer; its tool calls and usage go to the response, reasoning is left out."""
     answer, reader = asked
     for piece in answer:

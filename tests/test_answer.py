@@ -16,9 +16,9 @@ import pytest
 from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.chat.text import Piece, Token
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, PromptTooLongError
-from edge_tr.constrain.schema import schema_rules
 from edge_tr.session import Session
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}

@@ -7,6 +7,7 @@ from os.path import commonprefix
 from typing import Any
 
 import pytest
+from archive import WHERE, templates
 
 from edge_tr.chat.forms import cut, learn
 from edge_tr.chat.history import Arguments
@@ -14,7 +15,6 @@ from edge_tr.chat.reply import ReplyReader
 from edge_tr.chat.shield import ControlToken, Shield
 from edge_tr.chat.template import ChatTemplate
 from edge_tr.errors import ConfigError
-from tests.archive import WHERE, templates
 
 TOOL = {
     "type": "function",

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 _FIRST_MARK = 0xF0000
 """Of a private area of Unicode; a mark is this much above the character that it stands for."""
-_N_MARKED = 0x300
 _ESCAPES = "\\u"
 
 
