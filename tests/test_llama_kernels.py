@@ -100,9 +100,10 @@ def test_each_expert_has_its_product(kind: Kind, slots: int) -> None:
     assert np.abs(all_rows - exact).max() < 1e-4 * np.abs(exact).max()
 
 
-def chain_width(target: LlamaTarget) -> int:
-    """Behind 300 and 620 cells the cache is padded to other lengths than behind 40."""
-    return probe_widths(target, contexts=(40, 300, 620)).chain_width
+def widths(target: LlamaTarget) -> tuple[int, int]:
+    """Of chains and of trees. Behind 300 and 620 cells the cache is padded to other lengths."""
+    probe = probe_widths(target, contexts=(40, 300, 620))
+    return probe.chain_width, probe.tree_width
 
 
 def config_of(**options: Any) -> ContextConfig:
@@ -115,7 +116,7 @@ def test_every_width_is_equal_by_default(kind: Kind, tmp_path: Path) -> None:
         Model(write_model(tmp_path / "model.gguf", kind)) as model,
         LlamaTarget(model, config_of(n_threads=2, n_threads_batch=2)) as target,
     ):
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
 
 
 @pytest.mark.parametrize("kind", QUANTISED, **kind_names)
@@ -124,7 +125,7 @@ def test_every_width_of_a_mixture_is_equal(kind: Kind, tmp_path: Path) -> None:
         Model(write_model(tmp_path / "model.gguf", kind, n_experts=4)) as model,
         LlamaTarget(model, config_of()) as target,
     ):
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "q8_0", "f16"])
@@ -136,7 +137,7 @@ def test_every_width_is_equal_in_each_architecture(
     with Model(path) as model:
         for name, cache in CACHES.items():
             with LlamaTarget(model, config_of(**cache)) as target:
-                assert chain_width(target) == 16, name
+                assert widths(target) == (16, 16), name
 
 
 def read(target: LlamaTarget, n: int, n_past: int = 0) -> Float32:
@@ -204,7 +205,7 @@ def test_an_adapter_works_on_packed_weights(q4_0: Path, tmp_path: Path) -> None:
     base = first_rows(q4_0)
     with Model(q4_0) as model, LlamaTarget(model, config_of()) as target:
         ours = adapted(model, target)
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
     with kernels.only(0), Model(q4_0) as model, LlamaTarget(model, config_of()) as target:
         theirs = adapted(model, target)
     assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()
