@@ -91,9 +91,9 @@ def test_this_build_decodes() -> None:
 
 
 def test_the_build_tells_of_its_kernels() -> None:
-    assert build_check.check_build().build["kernels"] == (
-        None if kernels.info() is None else {**kernels.info(), "active": kernels.active()}
-    )
+    own = kernels.info()
+    expected = {**own, "active": kernels.active()} if own else None
+    assert build_check.check_build().build["kernels"] == expected
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,10 @@ CACHES: dict[str, dict[str, Any]] = {
     "q8_0": {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"},
 }
 WIDTHS = range(1, 17)
-kind_names = {"ids": lambda kind: kind.name}
+
+
+def name_of(kind: Kind) -> str:
+    return str(kind.name)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,7 @@ def random_weights(kind: Kind, *shape: int) -> tuple[Any, Any]:
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float64)
 
 
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_a_product_is_that_of_the_dequantised_weights(kind: Kind) -> None:
     raw, weights = random_weights(kind, 37, 768)
     x = np.random.default_rng(1).standard_normal((40, 768), np.float32)
@@ -82,7 +85,7 @@ def test_a_product_is_that_of_the_dequantised_weights(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_each_expert_has_its_product(kind: Kind, slots: int) -> None:
     raw, weights = random_weights(kind, 5, 37, 256)
     rng = np.random.default_rng(2)
@@ -110,7 +113,7 @@ def config_of(**options: Any) -> ContextConfig:
     return ContextConfig(**{"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1} | options)
 
 
-@pytest.mark.parametrize("kind", [*QUANTISED, *FLOATS], **kind_names)
+@pytest.mark.parametrize("kind", [*QUANTISED, *FLOATS], ids=name_of)
 def test_every_width_is_equal_by_default(kind: Kind, tmp_path: Path) -> None:
     with (
         Model(write_model(tmp_path / "model.gguf", kind)) as model,
@@ -119,7 +122,7 @@ def test_every_width_is_equal_by_default(kind: Kind, tmp_path: Path) -> None:
         assert widths(target) == (16, 16)
 
 
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_every_width_of_a_mixture_is_equal(kind: Kind, tmp_path: Path) -> None:
     with (
         Model(write_model(tmp_path / "model.gguf", kind, n_experts=4)) as model,
