@@ -25,7 +25,7 @@ from typing import Any
 import gguf
 
 from edge_tr.llama import kernels
-from edge_tr.machine import facts as machine
+from edge_tr.machine import facts
 from edge_tr.models.shapes import SHAPES
 
 from . import peak
@@ -227,7 +227,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "peaks": peaks,
         "cache_mb": round(last_level_cache() / 1e6),
         "kernels": kernels.info(),
-        "machine": {"processor": machine.processor(), "load": os.getloadavg()},
+        "machine": {"processor": facts.processor(), "load": os.getloadavg()},
         "seconds": round(perf_counter() - started),
         "cells": cells,
     }

@@ -23,7 +23,7 @@ from edge_tr.errors import EdgeTRError
 from edge_tr.llama import kernels
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import ContextConfig, LlamaTarget
-from edge_tr.machine import facts as machine
+from edge_tr.machine import facts
 from edge_tr.measuring.trial import Trial, random_text
 
 from . import builds
@@ -41,6 +41,9 @@ TARGETS = {
 FAR_FACTOR = 1.25
 LEAST_GAIN = 0.90
 AVX2_TARGETS = {"shape-1b-q4_0": {"2": 1.2, "4": 1.8, "8": 3.2}}
+
+HAS_KERNELS = {"ours": True, "stock": False}
+"""Of the builds that are compared."""
 
 Times = dict[int, list[float]]
 
@@ -119,8 +122,9 @@ def measure(
             for name, folder in folders.items()
         }
         for name, remote in remotes.items():
-            if bool(remote.call("kernels")) != (name == "ours"):
-                raise EdgeTRError(f"the build {name} has kernels of ours, or lacks them")
+            if bool(remote.call("kernels")) != HAS_KERNELS[name]:
+                has = "lacks" if HAS_KERNELS[name] else "has"
+                raise EdgeTRError(f"the build {name} {has} kernels of ours")
         times: dict[tuple[int, bool], dict[str, Times]] = {}
         for n_past in sorted(plan.past):
             for flash_attn in plan.flash_attn:
@@ -226,7 +230,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--widths", nargs="+", type=int, default=list(WIDTHS))
     parser.add_argument("--rounds", type=int, default=6, help="of both builds (default 6)")
     parser.add_argument("--steps", type=int, default=3, help="of each width in a round")
-    parser.add_argument("--threads", type=int, default=machine.n_cores())
+    parser.add_argument("--threads", type=int, default=facts.n_cores())
     parser.add_argument(
         "--flash-attn", choices=("off", "on", "both"), default="both", help="(default both)"
     )
@@ -258,7 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "models": found,
         "missed": missed(found, targets),
         "settings": vars(options),
-        "machine": {"processor": machine.processor(), "cores": machine.n_cores()},
+        "machine": {"processor": facts.processor(), "cores": facts.n_cores()},
     }
     for line in result["missed"]:
         print("missed: {} {} {} tokens: {} instead of at most {}".format(*line))
