@@ -6,7 +6,7 @@ import ctypes
 from contextlib import closing
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import gguf
 import numpy as np
@@ -16,7 +16,7 @@ from edge_tr.llama.devices import cpus
 from edge_tr.llama.library import ggml_function
 from edge_tr.models import tiny
 
-Kind = gguf.GGMLQuantizationType
+Kind: TypeAlias = gguf.GGMLQuantizationType
 Float32 = NDArray[np.float32]
 PLAIN, OURS = "CPU", "CPU_EDGE_TR"
 
@@ -117,7 +117,7 @@ class Product:
         float32[n, 1 or used, columns].
         """
         context = self._new_context()
-        inputs = [(self._tensor(context, Kind.F32, x.shape), x)]
+        inputs: list[tuple[Any, NDArray[Any]]] = [(self._tensor(context, Kind.F32, x.shape), x)]
         if ids is None:
             out = _call("ggml_mul_mat", context, self._weights, inputs[0][0])
             found = np.empty((len(x), self._shape[-2]), np.float32)

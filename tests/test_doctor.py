@@ -14,6 +14,7 @@ import pytest
 import edge_tr
 from edge_tr.doctor import findings as doctor
 from edge_tr.errors import NativeBuildError
+from edge_tr.llama import kernels
 from edge_tr.machine import build_check, facts, isa
 from edge_tr.machine.build_check import BuildCheck
 from edge_tr.machine.build_child import write_zero_model
@@ -87,6 +88,32 @@ def test_this_build_decodes() -> None:
     check = build_check.check_build()
     assert (check.works, check.error, check.death) == (True, "", "")
     assert "CPU" in check.build["backends"]
+
+
+def test_the_build_tells_of_its_kernels() -> None:
+    own = kernels.info()
+    expected = {**own, "active": kernels.active()} if own else None
+    assert build_check.check_build().build["kernels"] == expected
+
+
+@pytest.mark.parametrize(
+    ("isa", "active", "variable", "words"),
+    [
+        ("avx2", 7, "", "quantised weights, F16, BF16, F32, flash attention (avx2)"),
+        ("avx2", 0, "0", "none (avx2); EDGE_TR_KERNELS switches off quantised weights, F16"),
+        ("avx512vnni", 6, "", "own for quantised weights, with AMX (EDGE_TR_KERNELS=7 for ours)"),
+        ("", 0, "", "llama.cpp's own: ours need AVX2"),
+    ],
+)
+def test_kernels_that_do_not_run_have_a_reason(
+    monkeypatch: pytest.MonkeyPatch, isa: str, active: int, variable: str, words: str
+) -> None:
+    monkeypatch.setenv("EDGE_TR_KERNELS", variable)
+    assert words in doctor._kernels_text({"kernels": {"isa": isa, "active": active}})
+
+
+def test_a_build_of_others_has_no_kernels_of_ours() -> None:
+    assert "made without ours" in doctor._kernels_text({"kernels": None})
 
 
 def test_a_build_that_dies_is_survived(fake_llama_cpp: Callable[[str], None]) -> None:

@@ -38,7 +38,10 @@ CACHES: dict[str, dict[str, Any]] = {
     "q8_0": {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"},
 }
 WIDTHS = range(1, 17)
-kind_names = {"ids": lambda kind: kind.name}
+
+
+def name_of(kind: Kind) -> str:
+    return str(kind.name)
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +67,7 @@ def random_weights(kind: Kind, *shape: int) -> tuple[Any, Any]:
     return raw, gguf.quants.dequantize(raw, kind).astype(np.float64)
 
 
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_a_product_is_that_of_the_dequantised_weights(kind: Kind) -> None:
     raw, weights = random_weights(kind, 37, 768)
     x = np.random.default_rng(1).standard_normal((40, 768), np.float32)
@@ -82,7 +85,7 @@ def test_a_product_is_that_of_the_dequantised_weights(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 3])
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_each_expert_has_its_product(kind: Kind, slots: int) -> None:
     raw, weights = random_weights(kind, 5, 37, 256)
     rng = np.random.default_rng(2)
@@ -100,31 +103,32 @@ def test_each_expert_has_its_product(kind: Kind, slots: int) -> None:
     assert np.abs(all_rows - exact).max() < 1e-4 * np.abs(exact).max()
 
 
-def chain_width(target: LlamaTarget) -> int:
-    """Behind 300 and 620 cells the cache is padded to other lengths than behind 40."""
-    return probe_widths(target, contexts=(40, 300, 620)).chain_width
+def widths(target: LlamaTarget) -> tuple[int, int]:
+    """Of chains and of trees. Behind 300 and 620 cells the cache is padded to other lengths."""
+    probe = probe_widths(target, contexts=(40, 300, 620))
+    return probe.chain_width, probe.tree_width
 
 
 def config_of(**options: Any) -> ContextConfig:
     return ContextConfig(**{"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1} | options)
 
 
-@pytest.mark.parametrize("kind", [*QUANTISED, *FLOATS], **kind_names)
+@pytest.mark.parametrize("kind", [*QUANTISED, *FLOATS], ids=name_of)
 def test_every_width_is_equal_by_default(kind: Kind, tmp_path: Path) -> None:
     with (
         Model(write_model(tmp_path / "model.gguf", kind)) as model,
         LlamaTarget(model, config_of(n_threads=2, n_threads_batch=2)) as target,
     ):
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
 
 
-@pytest.mark.parametrize("kind", QUANTISED, **kind_names)
+@pytest.mark.parametrize("kind", QUANTISED, ids=name_of)
 def test_every_width_of_a_mixture_is_equal(kind: Kind, tmp_path: Path) -> None:
     with (
         Model(write_model(tmp_path / "model.gguf", kind, n_experts=4)) as model,
         LlamaTarget(model, config_of()) as target,
     ):
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "q8_0", "f16"])
@@ -136,7 +140,7 @@ def test_every_width_is_equal_in_each_architecture(
     with Model(path) as model:
         for name, cache in CACHES.items():
             with LlamaTarget(model, config_of(**cache)) as target:
-                assert chain_width(target) == 16, name
+                assert widths(target) == (16, 16), name
 
 
 def read(target: LlamaTarget, n: int, n_past: int = 0) -> Float32:
@@ -204,7 +208,7 @@ def test_an_adapter_works_on_packed_weights(q4_0: Path, tmp_path: Path) -> None:
     base = first_rows(q4_0)
     with Model(q4_0) as model, LlamaTarget(model, config_of()) as target:
         ours = adapted(model, target)
-        assert chain_width(target) == 16
+        assert widths(target) == (16, 16)
     with kernels.only(0), Model(q4_0) as model, LlamaTarget(model, config_of()) as target:
         theirs = adapted(model, target)
     assert np.abs(ours - theirs).max() < 0.05 * np.abs(theirs).max()

@@ -106,6 +106,7 @@ def render(found: dict[str, Any]) -> str:
         ("GPUs here", ", ".join(gpu["name"] for gpu in found["gpus"]) or "none seen"),
         ("build", build.get("folder", "cannot be imported")),
         ("built with", _extras(build)),
+        ("kernels", _kernels_text(build)),
         ("back ends", " ".join(build.get("backends", [])) or "none"),
     ]
     rows += [("note", note) for note in sorted({row["note"] for row in sets} - {""})]
@@ -128,6 +129,24 @@ def _extras(build: dict[str, Any]) -> str:
     features = re.findall(r"(\w+) = [1-9]", build.get("system_info", ""))
     sets = {*_FEATURES.values(), "SSE3", "SSSE3", "ARM_FMA"}
     return " ".join(name for name in features if name not in sets) or "nothing more"
+
+
+def _kernels_text(build: dict[str, Any]) -> str:
+    """Which of our kernels run, and why others do not."""
+    kernels = build.get("kernels")
+    if not kernels:
+        return "llama.cpp's own: this build was made without ours (native/build.py adds them)"
+    if not kernels["isa"]:
+        return "llama.cpp's own: ours need AVX2 with FMA and F16C, or NEON with dot product"
+    parts = {1: "quantised weights", 2: "F16, BF16, F32", 4: "flash attention"}
+    on, off = ([name for bit, name in parts.items() if bool(kernels["active"] & bit) is state]
+               for state in (True, False))  # fmt: skip
+    text = f"{', '.join(on) or 'none'} ({kernels['isa']})"
+    if not off:
+        return text
+    if os.environ.get("EDGE_TR_KERNELS"):
+        return f"{text}; EDGE_TR_KERNELS switches off {', '.join(off)}"
+    return f"{text}; llama.cpp's own for {', '.join(off)}, with AMX (EDGE_TR_KERNELS=7 for ours)"
 
 
 def _instruction_sets(check: BuildCheck) -> list[dict[str, Any]]:

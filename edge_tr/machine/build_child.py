@@ -99,7 +99,21 @@ def _build_facts(llama_cpp: Any) -> dict[str, Any]:
         "system_info": llama_cpp.llama_print_system_info().decode(errors="replace"),
         "rpc": bool(llama_cpp.llama_supports_rpc()),
         **_ggml_facts(folder),
+        "kernels": _kernels(folder),
     }
+
+
+def _kernels(folder: Path) -> dict[str, Any] | None:
+    """What kernels of ours in the build say of themselves, and the parts that run, as bits."""
+    from llama_cpp._ctypes_extensions import load_shared_library
+
+    for name in ("ggml", "ggml-cpu"):
+        with contextlib.suppress(FileNotFoundError, AttributeError):
+            library = load_shared_library(name, folder)
+            library.edge_tr_kernels_info.restype = ctypes.c_char_p
+            found: dict[str, Any] = json.loads(library.edge_tr_kernels_info())
+            return {**found, "active": library.edge_tr_kernels(-1)}
+    return None
 
 
 def _ggml_facts(folder: Path) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 // Checks the kernels of one instruction set against naive twins in double precision, and that no
 // width, padding or neighbour changes a bit. Prints what fails; `check SEED` repeats a run.
+#include <algorithm>
 #include <cmath>
 #include <cstdarg>
 #include <cstdio>
@@ -413,6 +414,35 @@ struct Problem {
     bool visible(int64_t h, int64_t t, int64_t i) const {
         return mask.empty() || mask[(size_t) ((h % mask_heads * c.tokens + t) * c.cells + i)] != 0xfc00;
     }
+    // Where the cells that a token sees would lie without hidden ones between them.
+    std::vector<int64_t> seen_by(int64_t t) const {
+        std::vector<int64_t> places;
+        for (int64_t i = 0; i < c.cells; i++) {
+            if (visible(0, t, i)) places.push_back(places.empty() ? i : places.back() + 1);
+        }
+        return places.empty() ? std::vector<int64_t>{0} : places;
+    }
+    // One token of the problem, with its cells there.
+    Problem gathered(int64_t t) const {
+        Problem one = *this;
+        one.c.tokens = 1;
+        const std::vector<int64_t> places = seen_by(t);
+        one.mask.assign((size_t) c.cells, 0xfc00);
+        for (int64_t i = 0, n = 0; i < c.cells; i++) {
+            if (!visible(0, t, i)) continue;
+            const int64_t to = places[(size_t) n++];
+            one.mask[(size_t) to] = mask[(size_t) (t * c.cells + i)];
+            for (int64_t h = 0; h < c.kv_heads; h++) {
+                memcpy((uint8_t *) one.k.row(c.kv_heads, h, to), k.row(c.kv_heads, h, i), k.cell);
+                memcpy((uint8_t *) one.v.row(c.kv_heads, h, to), v.row(c.kv_heads, h, i), v.cell);
+            }
+        }
+        for (int64_t h = 0; h < c.heads; h++) {
+            const float * from = q.data() + (h * c.tokens + t) * c.k_size;
+            std::copy(from, from + c.k_size, one.q.begin() + h * c.k_size);
+        }
+        return one;
+    }
     // Attention of tokens [first, first + n) over the first `cells` cells.
     Floats run(int64_t first, int64_t n, int64_t cells, int threads) const {
         Attention a = {};
@@ -522,6 +552,9 @@ void check_attention(const Case & c) {
     }
     compare(p.run(0, c.tokens, c.cells, 2), 0, c.tokens, -1, "when hidden cells hold something else");
     if (seen > 0) compare(p.run(0, c.tokens, seen, 1), 0, c.tokens, -1, "without the cells behind the last visible one");
+    for (int64_t t = 0; t < c.tokens && c.mask > 1 && c.mask < 4; t += 3) {
+        compare(p.gathered(t).run(0, 1, p.seen_by(t).back() + 1, 1), t, 1, -1, "where hidden cells lie between those it sees");
+    }
     const int64_t sick = rng.below((int) c.tokens);
     for (int64_t h = 0; h < c.heads; h++) p.q[(size_t) ((h * c.tokens + sick) * c.k_size)] = h % 2 ? NAN : INFINITY;
     compare(p.run(0, c.tokens, c.cells, 2), 0, c.tokens, sick, "beside a NaN");
