@@ -22,7 +22,7 @@ import numpy as np
 from bench.fit_prior import copies
 from edge_tr import models
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
@@ -30,7 +30,6 @@ from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.files.whole_file import write_whole
-from edge_tr.llama.target import ContextConfig
 from edge_tr.machine.facts import n_cores
 from edge_tr.measuring.steps import measure_costs
 from edge_tr.session import Session

@@ -27,9 +27,10 @@ import numpy as np
 from edge_tr import Llama, models
 from edge_tr.bench.prompts import Prompt, question_prompts
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.cli.options import parse_tree
-from edge_tr.completion import chat_tokens
-from edge_tr.llama.target import CACHE_TYPES
+from edge_tr.config import CACHE_TYPES
+from edge_tr.drafts.tree_text import read_tree
+from edge_tr.llama.model import chat_template
+from edge_tr.llama.target import GGML_TYPES
 from edge_tr.machine import facts
 from edge_tr.measuring.equality import Known, TextPair, compare_texts
 from edge_tr.target import Float32, Int32
@@ -186,22 +187,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "n_ctx": 4096,
         "n_threads": options.threads,
         "flash_attn": options.flash_attn,
-        "type_k": CACHE_TYPES[options.cache_type],
-        "type_v": CACHE_TYPES[options.cache_type],
+        "type_k": GGML_TYPES[options.cache_type],
+        "type_v": GGML_TYPES[options.cache_type],
     }
     path = str(models.path(options.model))
     with ExitStack() as stack:
         stock = stack.enter_context(closing(llama_cpp.Llama(path, verbose=False, **context)))
         arms = {}
         for arm in ("forced", "auto"):
-            tree: Any = parse_tree(options.tree) if arm == "forced" else arm
+            tree: Any = read_tree(options.tree) if arm == "forced" else arm
             llm = Llama(path, speculative=tree, matrix_path=False, verbose=False, **context)
             arms[arm] = stack.enter_context(llm)
 
         def tokenize(text: str) -> Int32:
-            tokens = chat_tokens(arms["auto"], [{"role": "user", "content": text}])
-            if tokens is None:
+            template = chat_template(stock.model)
+            if template is None:
                 tokens = stock.tokenize(text.encode("utf-8"), special=False)
+            else:
+                text = template.render([{"role": "user", "content": text}])
+                tokens = stock.tokenize(text.encode("utf-8"), add_bos=False, special=True)
             return np.array(tokens, dtype=np.int32)
 
         questions = sample(load_questions(options.questions), options.per_category)

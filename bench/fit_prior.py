@@ -27,7 +27,7 @@ import numpy as np
 
 from edge_tr import models
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts import candidates as candidates_module
 from edge_tr.drafts import prior
@@ -35,7 +35,6 @@ from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.kernels.candidates import N_CLASSES, N_CODES
-from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 
 SIZES = (3, 7, 15, 31)

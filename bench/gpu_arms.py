@@ -10,7 +10,7 @@ from typing import Any
 from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
 from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, PeerServer, find_peers
 from edge_tr.bench.prompt_lookup import PromptLookup
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
@@ -20,7 +20,7 @@ from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.session import Session
 from edge_tr.target import Int32
 

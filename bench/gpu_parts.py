@@ -24,13 +24,14 @@ from bench.gpu_topk import compare_topk
 from bench.record import SIZES
 from bench.record import record as record_run
 from edge_tr.bench.questions import Half, load_questions, sample
+from edge_tr.config import ContextConfig
 from edge_tr.costs.expected import RecordedRun, Recording
 from edge_tr.errors import ConfigError
 from edge_tr.files.paths import cache_dir
 from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.library import logger, system_info, version
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.machine import facts as machine
 from edge_tr.machine.facts import n_cores
 from edge_tr.measuring.widths import probe_widths
@@ -211,11 +212,6 @@ def record(
                 report("recording", recording.to_dict())
 
 
-def _tokens(model: Model, text: str) -> Any:
-    tokens = model.chat_tokens([{"role": "user", "content": text}])
-    return model.tokenize(text) if tokens is None else tokens
-
-
 def _prompts(model: Model, path: Path | None, per_category: int, room: int) -> list[Prompt]:
     """First turns that fit: one of each category to fill the matrices, then the measured ones,
     all categories once before any comes twice."""
@@ -227,7 +223,7 @@ def _prompts(model: Model, path: Path | None, per_category: int, room: int) -> l
         for q in sample(questions, 10 * n, half=half):
             own = found.setdefault(q.category, [])
             if len(own) < n:
-                tokens = _tokens(model, q.turns[0])
+                tokens = model.chat_tokens(q.turns[0])
                 if len(tokens) <= room:
                     own.append(Prompt(q.id, q.category, tokens, measured=half == "measured"))
         prompts += [own[i] for i in range(n) for own in found.values() if i < len(own)]

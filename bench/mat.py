@@ -23,7 +23,7 @@ from typing import Any
 from edge_tr import models
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.bench.questions import Question, load_questions, sample
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
@@ -31,7 +31,6 @@ from edge_tr.drafts.draft import Drafter
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 
 from .record import record_questions

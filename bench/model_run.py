@@ -15,9 +15,9 @@ from typing import Any
 from edge_tr.bench.baselines import Answer, Arm, DraftedArm, timed
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.prompts import Prompt, copied_share, interleave
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.topk import default_threads
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.equality import TextPair, compare_texts
 from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.session import Session

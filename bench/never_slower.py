@@ -27,9 +27,9 @@ from edge_tr import models
 from edge_tr.bench.pairs import Records
 from edge_tr.bench.prompts import Prompt, adversarial_prompts, copy_prompts, question_prompts
 from edge_tr.bench.questions import Half, Question, load_questions, sample
+from edge_tr.config import ContextConfig
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama.library import system_info, version
-from edge_tr.llama.target import ContextConfig
 from edge_tr.machine import facts
 
 from . import builds

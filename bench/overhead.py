@@ -24,7 +24,7 @@ import numpy as np
 
 from edge_tr import models
 from edge_tr.bench.questions import load_questions
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
@@ -34,7 +34,6 @@ from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Draft
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.llama.target import ContextConfig
 from edge_tr.machine import facts
 from edge_tr.session import Session
 from edge_tr.stats import Stats

@@ -21,8 +21,7 @@ from edge_tr import models
 from edge_tr.bench.baselines import Answer, DraftedArm, timed
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.statistics import median_bounds
-from edge_tr.cli.options import parse_tree
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
@@ -32,7 +31,8 @@ from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.drafts.tree_text import read_tree
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.machine import facts
 from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.measuring.steps import extend_costs
@@ -212,7 +212,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--flash-attn", action="store_true", help="with a q8_0 cache")
     parser.add_argument("--questions", type=Path, help="directory of Spec-Bench and MBPP")
     options = parser.parse_args(arguments)
-    tree = parse_tree(options.tree)
+    tree = read_tree(options.tree)
     if tree == "off":
         parser.error("--tree off leaves nothing to compare")
     n_leaves = tree.n_leaves if isinstance(tree, TreeTemplate) else 1

@@ -2,12 +2,84 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from edge_tr.drafts.template import MAX_K, TreeTemplate
+from edge_tr.constrain.constraint import Rules
+from edge_tr.drafts.template import MAX_K, MAX_LANES, TreeTemplate
 from edge_tr.errors import ConfigError
+
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
+"""Types of the KV cache."""
+
+
+@dataclass(frozen=True)
+class ContextConfig:
+    """How a context is made; the defaults are those of ``llama_cpp.Llama``, but for n_ctx.
+
+    Attributes
+    ----------
+    n_ctx : cells of the KV cache; llama.cpp rounds up to a multiple of 256. 0 = what the model
+        was trained with.
+    n_batch, n_ubatch : most tokens of one call, and of one graph.
+    n_threads, n_threads_batch : CPU threads for one token and for more. 0 = all cores.
+    flash_attn : flash attention; a quantised V cache needs it.
+    type_k, type_v : type of the KV cache, one of ``CACHE_TYPES``.
+    offload_kqv : keep the KV cache on the GPU.
+    swa_full : full-size cache for sliding-window layers; drafting needs it.
+    n_lanes : lanes for draft trees, one for each leaf; 1 = chains only.
+
+    Raises
+    ------
+    ConfigError : a value outside its range, or a combination that llama.cpp refuses.
+    """
+
+    n_ctx: int = 4096
+    n_batch: int = 512
+    n_ubatch: int = 512
+    n_threads: int = 0
+    n_threads_batch: int = 0
+    flash_attn: bool = False
+    type_k: str = "f16"
+    type_v: str = "f16"
+    offload_kqv: bool = True
+    swa_full: bool = True
+    n_lanes: int = 64
+
+    def __post_init__(self) -> None:
+        for name, low, high in (
+            ("n_ctx", 0, 1 << 24),
+            ("n_batch", 1, 1 << 20),
+            ("n_ubatch", 1, 1 << 20),
+            ("n_threads", 0, 1024),
+            ("n_threads_batch", 0, 1024),
+            ("n_lanes", 1, MAX_LANES),
+        ):
+            value = getattr(self, name)
+            if not low <= value <= high:
+                raise ConfigError(
+                    f"{name} {value} is not allowed; it must be {low} to {high}", field=name
+                )
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                allowed = ", ".join(CACHE_TYPES)
+                raise ConfigError(
+                    f"{name} {getattr(self, name)!r} is not one of {allowed}", field=name
+                )
+        if not self.flash_attn and self.type_v not in ("f32", "f16", "bf16"):
+            raise ConfigError(
+                f"type_v {self.type_v!r} needs flash attention; without it the V cache must be "
+                "f16, bf16 or f32",
+                field="type_v",
+            )
+
+
+def lanes_for(speculative: Literal["auto", "off"] | TreeTemplate) -> int:
+    """Lanes of a context in which to draft so: one for each leaf of a forced tree."""
+    n_leaves = speculative.n_leaves if isinstance(speculative, TreeTemplate) else 0
+    return max(n_leaves, ContextConfig.n_lanes)
 
 
 @dataclass(frozen=True)
@@ -41,7 +113,7 @@ class DraftConfig:
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_K:
-            raise ConfigError(f"k {self.k} is not allowed; it must be 1 to {MAX_K}")
+            raise ConfigError(f"k {self.k} is not allowed; it must be 1 to {MAX_K}", field="k")
         if not isinstance(self.speculative, TreeTemplate):
             _check_choice("speculative", self.speculative, ("auto", "off"))
         _check_choice("update", self.update, ("all", "accepted"))
@@ -58,7 +130,17 @@ class SamplingConfig:
     top_k, top_p, min_p, typical_p : cut-offs, applied in the order top_k, typical_p, top_p,
         min_p; 0 (top_k, min_p) and 1 (top_p, typical_p) switch one off.
     repeat_penalty, frequency_penalty, presence_penalty : penalties over the last 64 tokens.
-    seed : seed of the draw; None takes a fresh one.
+    mirostat_mode, mirostat_tau, mirostat_eta : 1 or 2 takes Mirostat, of that version, in place of
+        the cut-offs.
+    grammar : what the text follows: GBNF with a rule named root, or rules of a JSON schema
+        (``edge_tr.constrain.schema``); None allows any text.
+    logit_bias : what to add to the logits of tokens, by id.
+    seed : seed of the draw, of 64 bits (llama.cpp's are of 32, so the halves are mixed); None
+        takes a fresh one.
+
+    Raises
+    ------
+    ConfigError : a value outside what is allowed.
     """
 
     temperature: float = 0.0
@@ -69,6 +151,11 @@ class SamplingConfig:
     repeat_penalty: float = 1.0
     frequency_penalty: float = 0.0
     presence_penalty: float = 0.0
+    mirostat_mode: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
+    grammar: str | Rules | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -81,20 +168,31 @@ class SamplingConfig:
             ("repeat_penalty", 1e-3, 100.0),
             ("frequency_penalty", -100.0, 100.0),
             ("presence_penalty", -100.0, 100.0),
-            ("seed", 0, (1 << 32) - 2),
+            ("mirostat_mode", 0, 2),
+            ("mirostat_tau", 0.0, 100.0),
+            ("mirostat_eta", 0.0, 1.0),
+            ("seed", 0, (1 << 64) - 1),
         ):
             value = getattr(self, name)
             if value is not None and not low <= value <= high:
-                raise ConfigError(f"{name} {value} is not allowed; it must be {low} to {high}")
+                raise ConfigError(
+                    f"{name} {value} is not allowed; it must be {low} to {high}", field=name
+                )
 
     @property
     def greedy(self) -> bool:
         """Whether the token is simply the most probable one."""
-        return self.temperature == 0 and (
-            self.repeat_penalty == 1 and self.frequency_penalty == self.presence_penalty == 0
+        return (
+            self.temperature == 0
+            and self.repeat_penalty == 1
+            and self.frequency_penalty == self.presence_penalty == 0
+            and self.grammar is None
+            and not self.logit_bias
         )
 
 
 def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise ConfigError(f"{name} {value!r} is not allowed; it must be one of {allowed}")
+        raise ConfigError(
+            f"{name} {value!r} is not allowed; it must be one of {allowed}", field=name
+        )

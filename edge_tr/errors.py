@@ -26,7 +26,17 @@ class EdgeTRError(Exception):
 
 
 class ConfigError(EdgeTRError, ValueError):
-    """A value given by the caller is not allowed; the text names it and what is allowed."""
+    """A value given by the caller is not allowed; the text names it and what is allowed.
+
+    Parameters
+    ----------
+    message : the text; where there is a ``field`` it begins with its name.
+    field : name of the setting that has the value.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class PromptTooLongError(ConfigError):

@@ -6,9 +6,12 @@ Model names are ``edge-tr`` (the default model), ``edge-tr/NAME`` for those of
 
 from __future__ import annotations
 
+import atexit
 import json
 import threading
 from collections.abc import AsyncGenerator, Callable, Generator, Iterator
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,10 +21,13 @@ import llm
 from pydantic import Field
 
 from edge_tr import models
+from edge_tr.errors import MatrixFileError
 from edge_tr.files.whole_file import write_whole
 
 if TYPE_CHECKING:
-    from edge_tr import Llama
+    from edge_tr.answer import Answer
+    from edge_tr.chat.reply import ReplyReader
+    from edge_tr.session import Session
 
 PREFIX = "edge-tr"
 
@@ -54,8 +60,8 @@ class _Shared:
         self.model_id = model_id
         self._find = find
 
-    def _open(self, prompt: llm.Prompt) -> Llama:
-        return _open(self._find(), prompt.options)
+    def _ask(self, prompt: llm.Prompt) -> tuple[Answer, ReplyReader]:
+        return _ask(_open(self._find(), prompt.options), prompt)
 
     def __str__(self) -> str:
         return f"edge_tr: {self.model_id}"
@@ -75,7 +81,7 @@ class EdgeTRModel(_Shared, llm.Model):
         conversation: llm.Conversation | None = None,
     ) -> Iterator[str]:
         """The parts of the answer."""
-        yield from _answer(self._open(prompt), prompt, response)
+        yield from _parts(self._ask(prompt), response)
 
 
 class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
@@ -94,67 +100,63 @@ class AsyncEdgeTRModel(_Shared, llm.AsyncModel):
         """The parts of the answer."""
         from edge_tr.llama.aio import iterate
 
-        opened: list[Llama] = []
+        asked: list[tuple[Answer, ReplyReader]] = []
 
         def start() -> Generator[str, None, None]:
-            opened.append(self._open(prompt))
-            yield from _answer(opened[0], prompt, response)
+            asked.append(self._ask(prompt))
+            yield from _parts(asked[0], response)
 
-        def cancel(thread: int) -> None:
-            if opened:
-                opened[0]._turns.cancel(thread)
+        def cancel(_thread: int) -> None:
+            for answer, _ in asked:
+                answer.cancel()
 
         async for text in iterate(start, cancel):
             yield text
 
 
-def _answer(model: Llama, prompt: llm.Prompt, response: Any) -> Generator[str, None, None]:
-    """Generate the answer; its tool calls and usage go to the response."""
-    from edge_tr.chat.tools import CallFilter, parse_calls
-    from edge_tr.completion import Completion, CompletionConfig, schema_grammar
+def _ask(session: Session, prompt: llm.Prompt) -> tuple[Answer, ReplyReader]:
+    """The answer to a conversation, not generated yet; a model without chat template continues
+    its texts."""
+    from edge_tr.answer import AnswerConfig
+    from edge_tr.config import SamplingConfig
+    from edge_tr.constrain.schema import schema_rules
 
     options: Any = prompt.options
-    tools = [_tool(tool) for tool in prompt.tools]
-    names = ("top_k", "top_p", "min_p", "repeat_penalty")
-    completion = Completion(
-        model,
-        _tokens(model, [_message(message) for message in prompt.messages], tools),
-        CompletionConfig(
-            max_tokens=options.max_tokens,
-            stops=[options.stop] if options.stop else [],
-            sampling={name: getattr(options, name) for name in names}
-            | {"temp": options.temperature},
-            seed=options.seed,
-            grammar=schema_grammar(prompt.schema) if prompt.schema else None,
+    names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "seed")
+    messages = [_message(message) for message in prompt.messages]
+    config = AnswerConfig(
+        max_tokens=options.max_tokens,
+        stops=[options.stop] if options.stop else [],
+        sampling=SamplingConfig(
+            **{name: getattr(options, name) for name in names},
+            grammar=schema_rules(prompt.schema) if prompt.schema else None,
         ),
     )
-    held = CallFilter()
-    for piece in completion:
-        shown = held.add(piece.text) if tools else piece.text
-        if shown:
-            yield shown
-    calls = parse_calls(held.held, tools)
+    tools = [_tool(tool) for tool in prompt.tools]
+    model, is_free = session.model, not prompt.schema
+    if is_free:
+        config = replace(config, shown=model.mark_tokens())
+    tokens = model.chat_tokens(messages, tools)
+    return session.answer(tokens, config), model.reader(tokens, tools, is_free=is_free)
+
+
+def _parts(
+    asked: tuple[Answer, ReplyReader], response: Any
+) -> Generator[str, None, None]:
+    """Generate the answer; its tool calls and usage go to the response, reasoning is left out."""
+    answer, reader = asked
+    for piece in answer:
+        yield from (part.text for part in reader.add(piece.text) if part.kind == "content")
+    parts, calls = reader.finish()
+    yield from (part.text for part in parts if part.kind == "content")
     for call in calls:
         response.add_tool_call(llm.ToolCall(call.name, json.loads(call.arguments)))
-    if held.held and not calls:
-        yield held.held
-    stats = completion.stats
+    stats = answer.stats
     response.set_usage(
-        input=len(completion.prompt),
-        output=completion.n_tokens,
+        input=len(answer.prompt),
+        output=answer.n_tokens,
         details={"reused": stats.n_reused, "drafted": stats.n_drafted, "mat": round(stats.mat, 2)},
     )
-
-
-def _tokens(model: Llama, messages: list[dict[str, Any]], tools: list[dict[str, Any]]) -> list[int]:
-    """The conversation as tokens; a model without chat template continues the last message."""
-    from edge_tr.completion import chat_tokens
-
-    tokens = chat_tokens(model, messages, tools)
-    if tokens is None:
-        data = messages[-1]["content"].encode("utf-8", "replace")
-        tokens = list(model.tokenize(data, special=False))
-    return tokens
 
 
 def _tool(tool: Any) -> dict[str, Any]:
@@ -181,16 +183,17 @@ def _message(message: Any) -> dict[str, Any]:
     return written
 
 
-_opened: dict[object, Any] = {}
+_opened: dict[object, Session] = {}
 _lock = threading.Lock()
 
 
-def _open(path: Path, options: Any) -> Llama:
+def _open(path: Path, options: Any) -> Session:
     """The open model; one at a time is kept, so that a conversation finds its cache again."""
-    from edge_tr.cli.options import parse_tree
     from edge_tr.cli.output import show_log
-    from edge_tr.completion import open_llama
+    from edge_tr.config import ContextConfig, DraftConfig, lanes_for
+    from edge_tr.drafts.tree_text import read_tree
     from edge_tr.machine.build_check import require_working_build
+    from edge_tr.session import Session
 
     key = (path, options.n_ctx, options.tree, options.threads, options.exact)
     with _lock:
@@ -198,23 +201,30 @@ def _open(path: Path, options: Any) -> Llama:
             require_working_build()
             show_log()
             close()
-            _opened[key] = open_llama(
+            threads = options.threads or 0
+            tree = read_tree(options.tree)
+            _opened[key] = Session(
                 path,
-                n_ctx=options.n_ctx,
-                n_threads=options.threads,
-                n_threads_batch=options.threads,
-                speculative=parse_tree(options.tree),
-                exact=options.exact,
-                verbose=False,
+                context=ContextConfig(
+                    n_ctx=options.n_ctx,
+                    n_threads=threads,
+                    n_threads_batch=threads,
+                    n_lanes=lanes_for(tree),
+                ),
+                draft=DraftConfig(speculative=tree, exact=options.exact),
             )
-        opened: Llama = _opened[key]
-        return opened
+        return _opened[key]
 
 
+@atexit.register
 def close() -> None:
-    """Close the model that is open, where one is."""
+    """Close the model that is open, where one is, and keep what it learned."""
     while _opened:
-        _opened.popitem()[1].close()
+        session = _opened.popitem()[1]
+        if session.has_learned:
+            with suppress(MatrixFileError):
+                session.save_matrix()
+        session.close()
 
 
 def _added_file() -> Path:

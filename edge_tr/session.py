@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import codecs
 import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 
-from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.answer import Answer, AnswerConfig
+from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
 from edge_tr.llama.model import Model
-from edge_tr.llama.sampler import LlamaSampler
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
+from edge_tr.llama.turns import Turns
 from edge_tr.stats import Stats
 from edge_tr.target import Int32
 
 
 class Session(Drafting, Closing):
-    """A model opened for text generation.
+    """A model opened for text generation; threads may share it, their answers take turns.
 
     Parameters
     ----------
@@ -30,6 +31,8 @@ class Session(Drafting, Closing):
     ----------
     model, target : the open model and its context; see ``Drafting`` for the others.
     stop_tokens : ids that end a text.
+    turns : whose turn it is to generate.
+    has_learned : whether an answer taught the drafter something.
 
     Raises
     ------
@@ -47,6 +50,9 @@ class Session(Drafting, Closing):
         rpc: str | Sequence[str] = (),
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
+        self.turns = Turns(lambda: self.decoder.cancel())
+        self.has_learned = False
+        self._latest: Callable[[], Answer | None] = lambda: None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc)
         try:
             self.target: LlamaTarget = LlamaTarget(self.model, context or ContextConfig())
@@ -81,10 +87,19 @@ class Session(Drafting, Closing):
             template gets the plain text.
         """
         if chat:
-            tokens = self.model.chat_tokens([{"role": "user", "content": text}])
-            if tokens is not None:
-                return tokens
+            return self.model.chat_tokens(text)
         return self.model.tokenize(text, parse_special=False)
+
+    def answer(self, prompt: Sequence[int] | Int32, config: AnswerConfig | None = None) -> Answer:
+        """An answer that is not generated yet; iterating over it does that.
+
+        Raises
+        ------
+        ConfigError, PromptTooLongError : see ``Answer``.
+        """
+        answer = Answer(self, prompt, config or AnswerConfig())
+        self._latest = weakref.ref(answer)
+        return answer
 
     def stream(
         self,
@@ -93,32 +108,27 @@ class Session(Drafting, Closing):
         max_tokens: int | None = None,
         sampling: SamplingConfig | None = None,
     ) -> Iterator[str]:
-        """Generate and yield the text of each step; a character is never cut in two, and one
-        that the limit cuts is left out.
+        """Generate and yield the text as it comes; a character is never cut in two, and one that
+        the limit cuts is left out.
 
         Raises
         ------
-        ConfigError, PromptTooLongError, DecodeError, CancelledError : see ``Decoder.generate``.
+        ConfigError, PromptTooLongError : at once.
+        DecodeError, CancelledError : while iterating.
         """
-        sampling = sampling or SamplingConfig()
-        sampler = None if sampling.greedy else LlamaSampler(self.target, sampling)
-        steps = self.decoder.generate(
-            prompt, max_tokens=max_tokens, sampler=sampler, stop_tokens=self.stop_tokens
-        )
-        return self._texts(steps)
-
-    def _texts(self, steps: Iterator[list[int]]) -> Iterator[str]:
-        decode = codecs.getincrementaldecoder("utf-8")("replace").decode
-        for tokens in steps:
-            text = decode(self.model.detokenize(tokens))
-            if text:
-                yield text
+        config = AnswerConfig(max_tokens=max_tokens, sampling=sampling or SamplingConfig())
+        return (piece.text for piece in self.answer(prompt, config) if piece.text)
 
     def cancel(self) -> None:
-        """Make the running generation raise CancelledError soon; from any thread."""
-        self.decoder.cancel()
+        """Make the answer that is being generated raise CancelledError soon; from any thread. Where
+        none is, the one that was asked for last ends as soon as it begins."""
+        latest = self._latest()
+        if not self.turns.cancel() and latest is not None:
+            latest.cancel()
 
     def close(self) -> None:
-        """Free the context and the model."""
+        """Stop what runs, and free the context and the model; closing twice does no harm."""
+        if self.turns.is_forked or not self.turns.close():
+            return
         self.target.close()
         self.model.close()

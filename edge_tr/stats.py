@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 
@@ -68,6 +68,14 @@ class Stats:
     def prefill_tps(self) -> float:
         """Prompt tokens read per second, those reused from the cache left out."""
         return (self.n_prompt - self.n_reused) / self.prefill_s if self.prefill_s else 0.0
+
+    def copy(self) -> Stats:
+        """What they are now; it does not change any more."""
+        return replace(
+            self,
+            drafted_by_depth=self.drafted_by_depth.copy(),
+            accepted_by_depth=self.accepted_by_depth.copy(),
+        )
 
     def count_depths(self, drafted: int, accepted: int) -> None:
         """Count one step whose tree was ``drafted`` deep and whose path ``accepted`` long."""

@@ -7,12 +7,13 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from edge_tr.config import ContextConfig
 from edge_tr.costs.expected import Expectation, Recording, RelativeCosts, expect
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.topk import default_threads
 from edge_tr.errors import ConfigError, ModelLoadError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.measuring.widths import WidthProbe, probe_widths
 

@@ -12,11 +12,13 @@ from typing import Any
 import httpx
 import pytest
 
-from edge_tr import Llama
+from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.embeddings import Embedder
 from edge_tr.server.run import Server, listen
 from edge_tr.server.service import Service
+from edge_tr.session import Session
 
 NAME = "tiny"
 
@@ -32,20 +34,16 @@ class Running:
 
 
 @contextmanager
-def serving(model: Path, *, n_ctx: int = 512, llama: dict[str, Any] | None = None,
-            **config: Any) -> Iterator[Running]:  # fmt: skip
-    """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``llama`` for ``Llama``,
-    which decodes plainly if that does not say otherwise."""
+def serving(
+    model: Path, *, n_ctx: int = 512, tree: TreeTemplate | None = None, **config: Any
+) -> Iterator[Running]:
+    """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``tree`` is drafted at
+    every step, without it nothing is."""
     settings = ServerConfig(port=0, **config)
-    threads = {"n_threads": 1, "n_threads_batch": 1}
-    options: dict[str, Any] = threads | {
-        "speculative": "off",
-        "matrix_path": False,
-        "verbose": False,
-    }
-    options |= llama or {}
-    with Llama(str(model), n_ctx=n_ctx, **options) as llm:
-        service = Service(llm, NAME, Embedder(model, n_threads=1), settings)
+    context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
+    draft = DraftConfig(speculative=tree or "off", start="empty")
+    with Session(model, context=context, draft=draft) as session:
+        service = Service(session, NAME, Embedder(model, n_threads=1), settings)
         server = Server(service)
         with listen(settings) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -70,25 +68,26 @@ class Held:
 
 
 @contextmanager
-def held(llm: Llama, n_tokens: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
-    """Generations wait after some tokens until the block is left."""
-    generate, cancel = llm.generate, llm.cancel
+def held(session: Session, n_steps: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    """Generations wait after some steps until the block is left."""
+    decoder = session.decoder
+    generate, cancel = decoder.generate, decoder.cancel
     told, released = Held(), threading.Event()
 
-    def generate_and_wait(*arguments: Any, **options: Any) -> Iterator[int]:
-        for i, token in enumerate(generate(*arguments, **options)):
-            if i == n_tokens:
+    def generate_and_wait(*arguments: Any, **options: Any) -> Iterator[list[int]]:
+        for i, emitted in enumerate(generate(*arguments, **options)):
+            if i == n_steps:
                 told.reached.set()
                 assert released.wait(60)
-            yield token
+            yield emitted
 
     def tell_and_cancel() -> None:
         cancel()
         told.cancelled.set()
 
     with monkeypatch.context() as patch:
-        patch.setattr(llm, "generate", generate_and_wait)
-        patch.setattr(llm, "cancel", tell_and_cancel)
+        patch.setattr(decoder, "generate", generate_and_wait)
+        patch.setattr(decoder, "cancel", tell_and_cancel)
         try:
             yield told
         finally:

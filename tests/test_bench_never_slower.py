@@ -15,8 +15,7 @@ from bench import never_slower
 from bench.cells import ratios, summary, table
 from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
 from edge_tr.bench.pairs import Records
-from edge_tr.config import DraftConfig
-from edge_tr.llama.target import ContextConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.session import Session
 from edge_tr.target import Int32
 

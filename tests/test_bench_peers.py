@@ -13,9 +13,8 @@ from programs import SERVER, posix, write_program
 from edge_tr.bench import peers
 from edge_tr.bench.peers import PeerError, PeerServer, common_options, find_peers, server_outcome
 from edge_tr.bench.programs import Program, program_outcome, without_bos
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import ConfigError
-from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 
 LOG = """

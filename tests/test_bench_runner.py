@@ -13,9 +13,8 @@ from edge_tr.bench.pairs import Records
 from edge_tr.bench.peers import PeerError
 from edge_tr.bench.questions import Question
 from edge_tr.bench.runner import Case, Progress, Runner
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import ConfigError
-from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 from edge_tr.target import Int32
 

@@ -15,10 +15,9 @@ import pytest
 
 from edge_tr import __version__
 from edge_tr.cli import main
-from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.errors import NativeBuildError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig
 
 TinyModel = Callable[[str], Path]
 COMMANDS = (

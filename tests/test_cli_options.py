@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 
 from edge_tr.cli import make_parser, options
-from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.llama.target import ContextConfig
 
 
 def test_options_reach_the_configurations() -> None:

@@ -13,10 +13,10 @@ import pytest
 
 from edge_tr import tuning
 from edge_tr.cli import main, plot, tune
+from edge_tr.config import ContextConfig
 from edge_tr.costs.expected import RelativeCosts, expect, read_recording
 from edge_tr.costs.table import CostTable
 from edge_tr.errors import ModelLoadError
-from edge_tr.llama.target import ContextConfig
 from edge_tr.measuring import kept_costs
 from edge_tr.measuring.widths import WidthProbe
 from edge_tr.session import Session

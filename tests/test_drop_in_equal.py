@@ -76,7 +76,7 @@ SAMPLING = [
 @pytest.mark.parametrize("options", SAMPLING, ids=str)
 def test_sampling_cold_and_warm(pair: Pair, options: dict[str, Any]) -> None:
     own = pair[1]
-    own._engine.matrix.reset()  # type: ignore[union-attr]
+    own._drafting.matrix.reset()  # type: ignore[union-attr]
     for _ in range(2):
         expected, found = both(pair, "create_completion", PROMPT, max_tokens=40, **options)
         assert found == expected

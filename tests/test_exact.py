@@ -15,12 +15,13 @@ from pathlib import Path
 
 import pytest
 
+from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.widths import probe_widths
 from edge_tr.stats import Stats
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.decode.lanes import LaneCache
 from edge_tr.doctor import findings
@@ -18,7 +19,7 @@ from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.equality import TextPair, compare_texts
 from edge_tr.measuring.steps import measure_costs
 from edge_tr.measuring.trial import Trial, random_text

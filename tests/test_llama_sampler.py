@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from tree_bench import TreeBench
 
-from edge_tr.config import SamplingConfig
+from edge_tr.config import ContextConfig, SamplingConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
@@ -17,7 +17,7 @@ from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
 from edge_tr.llama.sampler import LlamaSampler
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 
 PROMPT = list(range(60, 90))
 

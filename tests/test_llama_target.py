@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tree_bench import TreeBench
 
+from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
@@ -28,7 +29,7 @@ from edge_tr.errors import (
 )
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.target import Batch, Float32
 
 DRAFTABLE = ("llama", "qwen2", "gemma3", "mixtral")
@@ -427,7 +428,8 @@ NEVER_CLOSED = """
 import sys
 from edge_tr.decode.decoder import Decoder
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.config import ContextConfig
+from edge_tr.llama.target import LlamaTarget
 target = LlamaTarget(Model(sys.argv[1]), ContextConfig(n_ctx=256, n_threads=1))
 print(len(list(Decoder(target).generate([1, 2, 3], max_tokens=5))))
 """
@@ -436,7 +438,8 @@ NO_MEMORY = """
 import resource, sys
 from edge_tr.errors import ModelLoadError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.config import ContextConfig
+from edge_tr.llama.target import LlamaTarget
 model = Model(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_AS, (4 << 30, 4 << 30))
 try:

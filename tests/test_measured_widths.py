@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
 
+from edge_tr.config import ContextConfig
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.widths import probe_widths
 from edge_tr.target import Batch, Float32
 

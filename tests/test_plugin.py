@@ -115,7 +115,7 @@ def test_an_option_that_is_not_allowed() -> None:
 def test_a_tree_that_is_not_allowed() -> None:
     result = prompt("Hello", tree="wide")
     assert result.exit_code != 0
-    assert "--tree wide is not allowed" in result.output
+    assert "tree wide is not allowed" in result.output
 
 
 def test_a_stop_text_ends_the_answer(model: llm.Model) -> None:

@@ -22,14 +22,13 @@ import pytest
 
 from edge_tr import Llama
 from edge_tr.cli import main, make_parser, options
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, ModelLoadError, NativeBuildError
 from edge_tr.llama import servers
 from edge_tr.llama.library import logger
 from edge_tr.llama.model import Model
 from edge_tr.llama.rpc_hello import ask, parse_servers
-from edge_tr.llama.target import ContextConfig
 from edge_tr.session import Session
 
 TinyModel = Callable[[str], Path]
@@ -277,7 +276,7 @@ def test_a_server_that_dies_takes_the_process_along(tiny_model: TinyModel) -> No
 import sys
 from edge_tr.session import Session
 from edge_tr.config import DraftConfig
-from edge_tr.llama.target import ContextConfig
+from edge_tr.config import ContextConfig
 context = ContextConfig(n_ctx=512, n_threads=1)
 draft = DraftConfig(speculative="off", start="empty")
 session = Session(sys.argv[1], context=context, draft=draft, n_gpu_layers=-1, rpc=sys.argv[2])
@@ -320,11 +319,6 @@ def test_the_command_line_takes_servers(
 def test_every_command_with_a_model_takes_servers(command: str) -> None:
     args = make_parser().parse_args([*command.split(), "--rpc", "box:1"])
     assert options.placement(args) == {"n_gpu_layers": -1, "rpc": "box:1"}
-
-
-def test_the_server_command_gives_them_to_the_drop_in() -> None:
-    args = make_parser().parse_args(["serve", "--rpc", "box:1"])
-    assert options.llama_arguments(args)["rpc_servers"] == "box:1"
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def running(tiny_model: Callable[[str], Path]) -> Iterator[Running]:
-    forced = {"speculative": TreeTemplate.from_breadths([3, 2])}
-    with serving(tiny_model("llama"), n_ctx=4096, llama=forced) as server:
+    tree = TreeTemplate.from_breadths([3, 2])
+    with serving(tiny_model("llama"), n_ctx=4096, tree=tree) as server:
         yield server
 
 
@@ -108,7 +108,7 @@ def prompt_tokens(page: Page) -> tuple[int, int]:
 def test_stop_keeps_what_was_written(
     page: Page, running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with held(running.service.llm, 5, monkeypatch):
+    with held(running.service.session, 5, monkeypatch):
         page.get_by_label("Message").fill("Hello")
         page.get_by_label("Message").press("Enter")
         page.wait_for_selector(".assistant span")

@@ -17,7 +17,7 @@ from serving import Running, held, serving
 
 from edge_tr.drafts.template import TreeTemplate
 
-FORCED = {"speculative": TreeTemplate.from_breadths([3, 2])}
+FORCED = TreeTemplate.from_breadths([3, 2])
 
 
 def ask(**options: Any) -> dict[str, Any]:
@@ -42,7 +42,7 @@ def wait_until_idle(running: Running) -> None:
 
 def test_concurrent_answers_are_not_mixed(tiny_model: Callable[[str], Path]) -> None:
     prompts = [f"{word} and" for word in ("the", "name", "one", "tree", "user", "draft")]
-    with serving(tiny_model("llama"), llama=FORCED) as server, ThreadPoolExecutor(6) as pool:
+    with serving(tiny_model("llama"), tree=FORCED) as server, ThreadPoolExecutor(6) as pool:
 
         def post(prompt: str) -> str:
             return text(server.http.post("/v1/completions", json=ask(prompt=prompt)))
@@ -53,7 +53,7 @@ def test_concurrent_answers_are_not_mixed(tiny_model: Callable[[str], Path]) -> 
 
 def test_concurrent_streams_are_not_mixed(tiny_model: Callable[[str], Path]) -> None:
     prompts = ["the and", "name and", "one and"]
-    with serving(tiny_model("llama"), llama=FORCED) as server, ThreadPoolExecutor(3) as pool:
+    with serving(tiny_model("llama"), tree=FORCED) as server, ThreadPoolExecutor(3) as pool:
 
         def stream(prompt: str) -> str:
             body = ask(prompt=prompt, stream=True)
@@ -76,7 +76,7 @@ def streaming(running: Running, body: dict[str, Any]) -> Iterator[None]:
 
 def test_more_requests_than_may_wait(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     with ExitStack() as clients:
-        clients.enter_context(held(running.service.llm, 1, monkeypatch))
+        clients.enter_context(held(running.service.session, 1, monkeypatch))
         clients.enter_context(streaming(running, ask(stream=True)))
         for _ in range(2):
             waiting = running.http.stream("POST", "/v1/completions", json=ask(stream=True))
@@ -94,7 +94,7 @@ def test_a_client_that_leaves_ends_its_answer(
 ) -> None:
     body = json.dumps(ask(max_tokens=3000, stream=stream))
     connection = HTTPConnection(running.url.removeprefix("http://"))
-    with held(running.service.llm, 5, monkeypatch) as told:
+    with held(running.service.session, 5, monkeypatch) as told:
         connection.request("POST", "/v1/completions", body)
         assert told.reached.wait(60)
         connection.close()
@@ -108,13 +108,13 @@ def test_a_client_that_leaves_in_prefill(
 ) -> None:
     begun = threading.Event()
     with serving(smollm2_q4_0, n_ctx=8192) as server:
-        generate = server.service.llm.generate
+        generate = server.service.session.decoder.generate
 
-        def tell_and_generate(*arguments: Any, **options: Any) -> Iterator[int]:
+        def tell_and_generate(*arguments: Any, **options: Any) -> Iterator[list[int]]:
             begun.set()
             yield from generate(*arguments, **options)
 
-        monkeypatch.setattr(server.service.llm, "generate", tell_and_generate)
+        monkeypatch.setattr(server.service.session.decoder, "generate", tell_and_generate)
         connection = HTTPConnection(server.url.removeprefix("http://"))
         connection.request("POST", "/v1/completions", json.dumps(ask(prompt="word " * 6000)))
         assert begun.wait(60)
@@ -128,7 +128,7 @@ def test_a_client_that_leaves_while_it_waits(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     body = ask(stream=True)
-    with held(running.service.llm, 1, monkeypatch) as told, streaming(running, body):
+    with held(running.service.session, 1, monkeypatch) as told, streaming(running, body):
         with running.http.stream("POST", "/v1/completions", json=body):
             pass
         assert running.http.get("/health").status_code == 200
@@ -140,7 +140,7 @@ def test_the_next_answer_after_one_that_was_left(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = text(running.http.post("/v1/completions", json=ask()))
-    with held(running.service.llm, 3, monkeypatch) as told:
+    with held(running.service.session, 3, monkeypatch) as told:
         with streaming(running, ask(prompt="another", stream=True)):
             pass
         assert told.cancelled.wait(60)
@@ -163,7 +163,7 @@ def test_answers_end_when_the_server_stops(
 
     with serving(tiny_model("llama")) as server:
         reader = threading.Thread(target=read)
-        with held(server.service.llm, 2, monkeypatch) as told:
+        with held(server.service.session, 2, monkeypatch) as told:
             reader.start()
             assert has_begun.wait(60)
             server.server.stop()
@@ -175,11 +175,14 @@ def test_answers_end_when_the_server_stops(
 def test_a_failure_in_the_middle_of_a_stream_is_told(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: Any, **options: Any) -> Iterator[int]:
-        yield 5
+    decoder = running.service.session.decoder
+
+    def fail(*arguments: Any, **options: Any) -> Iterator[list[int]]:
+        decoder.stats = options["stats"]
+        yield [5]
         raise MemoryError
 
-    monkeypatch.setattr(running.service.llm, "generate", fail)
+    monkeypatch.setattr(decoder, "generate", fail)
     with running.http.stream("POST", "/v1/completions", json=ask(stream=True)) as response:
         lines = [line for line in response.iter_lines() if line]
     assert json.loads(lines[-1][6:])["error"]["type"] == "server_error"
@@ -188,10 +191,10 @@ def test_a_failure_in_the_middle_of_a_stream_is_told(
 def test_a_failure_is_told_with_its_status(
     running: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*arguments: Any, **options: Any) -> Iterator[int]:
+    def fail(*arguments: Any, **options: Any) -> Iterator[list[int]]:
         raise MemoryError
 
-    monkeypatch.setattr(running.service.llm, "generate", fail)
+    monkeypatch.setattr(running.service.session.decoder, "generate", fail)
     response = running.http.post("/v1/completions", json=ask())
     assert response.status_code == 500
     assert response.json()["error"]["message"] == "the server failed"

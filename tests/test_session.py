@@ -5,8 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from edge_tr.config import DraftConfig
-from edge_tr.llama.target import ContextConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.measuring import kept_costs
 from edge_tr.session import Session
 

@@ -10,12 +10,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.errors import DecodeError, ModelLoadError
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.stock import open_stock
-from edge_tr.llama.target import CACHE_TYPES, ContextConfig
+from edge_tr.llama.target import context_params
 from edge_tr.target import Float32, Int32
 
 
@@ -105,15 +106,7 @@ class BareArm:
     """
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
-        params = lib.llama_context_default_params()
-        for name in ("n_ctx", "n_batch", "n_ubatch", "n_threads", "n_threads_batch"):
-            setattr(params, name, getattr(config, name))
-        params.flash_attn_type = _flash_attn_type(config)
-        params.type_k = CACHE_TYPES[config.type_k]
-        params.type_v = CACHE_TYPES[config.type_v]
-        params.offload_kqv = config.offload_kqv
-        params.swa_full = config.swa_full
-        params.no_perf = True
+        params = context_params(model, config)
         self._pointer: Any = lib.llama_init_from_model(model.pointer, params)
         if not self._pointer:
             raise ModelLoadError(f"llama.cpp could not make a context for {model.path.name}")
@@ -176,12 +169,6 @@ class StockArm:
 
     def close(self) -> None:
         self._llama.close()
-
-
-def _flash_attn_type(config: ContextConfig) -> Any:
-    if config.flash_attn:
-        return lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-    return lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
 
 
 def _n_shared(committed: list[int], prompt: Int32) -> int:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr import __version__
+from edge_tr.config import ContextConfig
 from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.library import system_info, version
-from edge_tr.llama.target import ContextConfig
 from edge_tr.machine import facts
 from edge_tr.models.fetch import sha256_of
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from edge_tr.bench.baselines import BareArm
 from edge_tr.bench.outcome import Outcome, collect, until_end
-from edge_tr.config import DraftConfig, SamplingConfig
+from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.decode.lanes import LaneCache
 from edge_tr.decode.topk import default_threads
@@ -22,7 +22,6 @@ from edge_tr.errors import ConfigError
 from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.sampler import LlamaSampler
 from edge_tr.llama.stock import open_stock
-from edge_tr.llama.target import ContextConfig
 from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.session import Session
 from edge_tr.target import Int32

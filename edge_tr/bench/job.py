@@ -17,8 +17,8 @@ from edge_tr.bench.methods import Sources
 from edge_tr.bench.pairs import Records
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.report import quoted
+from edge_tr.config import ContextConfig
 from edge_tr.errors import ConfigError
-from edge_tr.llama.target import ContextConfig
 from edge_tr.models.catalog import entry
 
 TITLES = {

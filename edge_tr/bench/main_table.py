@@ -14,9 +14,8 @@ from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
 from edge_tr.bench.questions import Question
 from edge_tr.bench.runner import AGAIN, PLAIN, Runner
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import ConfigError
-from edge_tr.llama.target import ContextConfig
 from edge_tr.measuring.equality import Known
 from edge_tr.session import Session
 

@@ -22,11 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr.bench.outcome import Outcome
+from edge_tr.config import ContextConfig
 from edge_tr.errors import ConfigError, EdgeTRError
 from edge_tr.files.paths import cache_dir
 from edge_tr.llama.library import version
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig
 from edge_tr.target import Int32
 
 _START_S = 300.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TextIO
 
 from edge_tr.bench.engine import detokenized
-from edge_tr.bench.outcome import Method, Outcome
+from edge_tr.bench.outcome import Method
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import PeerError
 from edge_tr.bench.prompts import interleave
@@ -160,7 +160,7 @@ class Runner:
         for i, text in enumerate(question.turns if self.all_turns else question.turns[:1]):
             messages.append({"role": "user", "content": text})
             room = self.session.target.n_ctx - self.n_tokens - 1
-            tokens = conversation_tokens(self.session, messages)[-room:]
+            tokens = self.session.model.chat_tokens(messages)[-room:]
             yield QuestionTurn(f"{question.id}#{i + 1}", question.category, tokens)
             answer = found[-1]["outcomes"].get(PLAIN, {}).get("tokens", [])
             messages.append({"role": "assistant", "content": detokenized(self.session, answer)})
@@ -193,17 +193,3 @@ class Runner:
         for method in methods.values():
             method.save()
         return record
-
-
-def conversation_tokens(session: Session, messages: list[dict[str, str]]) -> Int32:
-    """A conversation in the model's chat template; one that has none reads the plain texts."""
-    tokens = session.model.chat_tokens(messages)
-    if tokens is not None:
-        return tokens
-    text = "\n\n".join(message["content"] for message in messages)
-    return session.model.tokenize(text, parse_special=False)
-
-
-def outcome_of(data: dict[str, Any]) -> Outcome:
-    """An outcome out of a record."""
-    return Outcome(**data)

@@ -22,13 +22,13 @@ from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, PeerSer
 from edge_tr.bench.questions import Question
 from edge_tr.bench.rest import build_datastore, standard_library
 from edge_tr.bench.runner import PLAIN, Case, Runner
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.expected import expect, read_recording, relative_costs
 from edge_tr.decode.topk import default_threads
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.models.fetch import sha256_of
 from edge_tr.session import Session

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+
+from edge_tr.stats import Stats
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,16 @@ class Token:
 
 @dataclass(frozen=True)
 class Piece:
-    """A part of the text and the tokens that complete it; a cut character has no text yet."""
+    """A part of the text and the tokens that complete it; a cut character has no text yet.
+
+    Attributes
+    ----------
+    stats : what the generation had done when the last of the tokens was there.
+    """
 
     text: str
     tokens: tuple[Token, ...]
+    stats: Stats = field(default_factory=Stats, compare=False)
 
 
 class TextBuilder:
@@ -63,16 +71,24 @@ class TextBuilder:
         self._stops = tuple(stop for stop in stops if stop)
         self._decode = codecs.getincrementaldecoder("utf-8")("replace").decode
         self._tokens: tuple[Token, ...] = ()
+        self._stats = Stats()
         self._held: list[Piece] = []
         self.stopped = False
 
-    def add(self, data: bytes, token: Token) -> list[Piece]:
-        """The pieces that a token's bytes make final; after a stop string there are none."""
+    def add(self, data: bytes, token: Token, stats: Stats | None = None) -> list[Piece]:
+        """The pieces that a token's bytes make final; after a stop string there are none.
+
+        Parameters
+        ----------
+        data, token : the bytes, and what they are of.
+        stats : of the generation up to this token.
+        """
         self._tokens += (token,)
+        self._stats = stats or self._stats
         text = self._decode(data)
         if self.stopped or not text:
             return []
-        self._held.append(Piece(text, self._tokens))
+        self._held.append(Piece(text, self._tokens, self._stats))
         self._tokens = ()
         held = "".join(piece.text for piece in self._held)
         end = first_of(held, self._stops)
@@ -89,7 +105,7 @@ class TextBuilder:
             return []
         pieces, self._held = self._held, []
         if self._tokens:
-            pieces.append(Piece("", self._tokens))
+            pieces.append(Piece("", self._tokens, self._stats))
         self._tokens = ()
         return pieces
 
@@ -99,8 +115,8 @@ class TextBuilder:
         while n_characters and self._held:
             piece = self._held.pop(0)
             if len(piece.text) > n_characters:
-                rest = Piece(piece.text[n_characters:], ())
-                piece = Piece(piece.text[:n_characters], piece.tokens)
+                rest = replace(piece, text=piece.text[n_characters:], tokens=())
+                piece = replace(piece, text=piece.text[:n_characters])
                 self._held.insert(0, rest)
             n_characters -= len(piece.text)
             pieces.append(piece)

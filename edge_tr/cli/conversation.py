@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_tr.cli import options
-from edge_tr.cli.answer import chat_tokens, generate, tell
+from edge_tr.cli.answer import show_answer, tell
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import OutputClosedError, note
 from edge_tr.cli.words import ENDS, statistics
@@ -68,11 +68,11 @@ class Conversation:
 
     def _answer(self) -> None:
         session, guard = self._session, Interruptible(self._session)
-        tokens = chat_tokens(session, self._messages())
+        tokens = session.model.chat_tokens(self._messages(), must=True)
         n_told = len(session.notices)
         try:
             answer = guard.run(
-                lambda: generate(
+                lambda: show_answer(
                     session,
                     tokens,
                     max_tokens=self._args.max_tokens,

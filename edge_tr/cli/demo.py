@@ -129,13 +129,12 @@ class _Demo:
         """Compile what is compiled on first use; why nothing can be drafted, or nothing."""
         note("preparing (the first time takes some seconds)")
         with self._open(tree) as session:
-            for _ in self.guard.stream(session, session.prompt_tokens("Hello"), max_tokens=4):
+            for _ in self.guard.answer(session, session.prompt_tokens("Hello"), max_tokens=4):
                 pass
             return str(session.target.plain_reason)
 
     def _open(self, tree: Any) -> Session:
-        from edge_tr.config import DraftConfig
-        from edge_tr.llama.target import ContextConfig
+        from edge_tr.config import ContextConfig, DraftConfig
         from edge_tr.session import Session
 
         threads = self.args.threads
@@ -160,19 +159,17 @@ class _Demo:
         """Answer the prompt once, from an empty matrix and an empty cache."""
         with self._open(tree) as session:
             prompt = session.prompt_tokens(self.args.prompt)
-            parts = []
-            for text in self.guard.stream(session, prompt, max_tokens=self.args.max_tokens):
-                parts.append(text)
+            answer = self.guard.answer(session, prompt, max_tokens=self.args.max_tokens)
+            for piece in answer:
                 if show:
-                    write(text)
+                    write(piece.text)
             if show:
                 write("\n\n")
             tokens = session.decoder.tokens[len(prompt) :].tolist()
             pieces = [
                 session.model.piece(t, special=True).decode("utf-8", "replace") for t in tokens
             ]
-            text, notices = "".join(parts), [*session.notices, session.explain()]
-            notices = [line for line in notices if line]
-            run = comparison.Run(name, tokens, pieces, text, session.stats, notices)
+            notices = [line for line in (*session.notices, session.explain()) if line]
+            run = comparison.Run(name, tokens, pieces, answer.text, session.stats, notices)
         note(f"{name}: {run.stats.decode_tps:.1f} tok/s")
         return run

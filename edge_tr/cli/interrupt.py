@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_tr.cli.output import note
 
 if TYPE_CHECKING:
+    from edge_tr.answer import Answer
     from edge_tr.session import Session
+    from edge_tr.target import Int32
 
 T = TypeVar("T")
 
@@ -64,13 +66,20 @@ class Interruptible:
         """From now on Ctrl-C stops what this session generates, or is about to."""
         self._session = session
 
-    def stream(self, session: Session, prompt: Any, **options: Any) -> Iterator[str]:
-        """``session.stream``, which Ctrl-C makes raise CancelledError from now on."""
+    def answer(self, session: Session, prompt: Int32, **config: Any) -> Answer:
+        """``session.answer``, which Ctrl-C makes raise CancelledError from now on.
+
+        Parameters
+        ----------
+        config : of ``AnswerConfig``.
+        """
+        from edge_tr.answer import AnswerConfig
+
         self.watch(session)
-        texts = session.stream(prompt, **options)
+        answer = session.answer(prompt, AnswerConfig(**config))
         if self._n_signals:
-            session.cancel()
-        return texts
+            answer.cancel()
+        return answer
 
     def _on_signal(self, signal_number: int, frame: FrameType | None) -> None:
         self._n_signals += 1

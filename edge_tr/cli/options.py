@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from edge_tr.cli.output import note
+from edge_tr.drafts.tree_text import TREE_FORMS, read_tree
 from edge_tr.errors import ConfigError, ModelFileError
 
 if TYPE_CHECKING:
-    from edge_tr.config import DraftConfig, SamplingConfig
-    from edge_tr.llama.target import ContextConfig
+    from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 
 T = TypeVar("T")
 
-_TREES = (
-    "auto, off, paper, the number of nodes to take of the paper's tree (1 to 80), breadths such "
-    "as b:3,2,1, or a JSON file with a list of rank paths"
-)
 _CONTEXT = {
     "ctx": "n_ctx",
     "threads": "n_threads",
@@ -107,8 +102,27 @@ def add_context(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_drafting(parser: argparse.ArgumentParser) -> None:
-    """Options of drafting, all of them."""
-    group = add_tree(parser)
+    """Options of drafting."""
+    group = parser.add_argument_group("drafting")
+    group.add_argument(
+        "--tree",
+        metavar="TREE",
+        default="auto",
+        help=f"the draft tree: {TREE_FORMS} (default auto: what pays on this machine)",
+    )
+    group.add_argument(
+        "--exact",
+        action="store_true",
+        default=None,
+        help="draft only with batch widths whose results are equal to the last bit",
+    )
+    group.add_argument(
+        "--matrix",
+        type=Path,
+        metavar="FILE",
+        help="file of the adjacency matrix "
+        "(default: one for each tokenizer; `edge-tr matrix path`)",
+    )
     group.add_argument(
         "--k",
         type=int,
@@ -127,31 +141,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         "end; one that did not start inherited is saved with --matrix only",
     )
     group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
-
-
-def add_tree(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """Options of drafting that the drop-in ``Llama`` has too; the group."""
-    group = parser.add_argument_group("drafting")
-    group.add_argument(
-        "--tree",
-        metavar="TREE",
-        default="auto",
-        help=f"the draft tree: {_TREES} (default auto: what pays on this machine)",
-    )
-    group.add_argument(
-        "--exact",
-        action="store_true",
-        default=None,
-        help="draft only with batch widths whose results are equal to the last bit",
-    )
-    group.add_argument(
-        "--matrix",
-        type=Path,
-        metavar="FILE",
-        help="file of the adjacency matrix "
-        "(default: one for each tokenizer; `edge-tr matrix path`)",
-    )
-    return group
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -187,15 +176,11 @@ def prepare_llama(args: argparse.Namespace) -> None:
 
 def context_config(args: argparse.Namespace) -> ContextConfig:
     """The context that the options ask for, with a lane for each leaf of a forced tree."""
-    from edge_tr.drafts.template import TreeTemplate
-    from edge_tr.llama.target import ContextConfig
+    from edge_tr.config import ContextConfig, lanes_for
 
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = {"n_lanes": lanes_for(tree(args))}
     if args.threads is not None:
         more["n_threads_batch"] = args.threads
-    tree = parse_tree(args.tree)
-    if isinstance(tree, TreeTemplate):
-        more["n_lanes"] = max(tree.n_leaves, ContextConfig.n_lanes)
     return configured(ContextConfig, args, _CONTEXT, **more)
 
 
@@ -203,31 +188,8 @@ def draft_config(args: argparse.Namespace) -> DraftConfig:
     """How the options ask to draft."""
     from edge_tr.config import DraftConfig
 
-    more = {"speculative": parse_tree(args.tree), "harvest": not args.no_harvest}
+    more = {"speculative": tree(args), "harvest": not args.no_harvest}
     return configured(DraftConfig, args, _DRAFT, **more)
-
-
-def llama_arguments(args: argparse.Namespace) -> dict[str, Any]:
-    """Arguments of the drop-in ``Llama`` that the options ask for."""
-    from edge_tr.llama.target import CACHE_TYPES
-
-    context = context_config(args)
-    return {
-        "n_gpu_layers": args.gpu_layers,
-        "rpc_servers": args.rpc,
-        "n_ctx": context.n_ctx,
-        "n_batch": context.n_batch,
-        "n_ubatch": context.n_ubatch,
-        "n_threads": args.threads,
-        "n_threads_batch": args.threads,
-        "flash_attn": context.flash_attn,
-        "type_k": CACHE_TYPES[context.type_k],
-        "type_v": CACHE_TYPES[context.type_v],
-        "speculative": parse_tree(args.tree),
-        "exact": bool(args.exact),
-        "matrix_path": args.matrix,
-        "verbose": args.verbose,
-    }
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:
@@ -253,51 +215,21 @@ def configured(
     try:
         return make(**{name: v for name, v in values.items() if v is not None}, **more)
     except ConfigError as error:
-        setting, _, text = str(error).partition(" ")
-        option = next((option for option, name in names.items() if name == setting), None)
-        if option is None:
+        blamed = [option for option, name in names.items() if error.field in (name, option)]
+        if not blamed:
             raise
-        raise ConfigError(f"--{option.replace('_', '-')} {text}") from None
+        text = str(error).removeprefix(f"{error.field} ")
+        raise ConfigError(f"--{blamed[0].replace('_', '-')} {text}") from None
 
 
-def parse_tree(text: str) -> Any:
-    """ "auto", "off" or a TreeTemplate.
+def tree(args: argparse.Namespace) -> Any:
+    """What ``--tree`` says.
 
     Raises
     ------
     ConfigError : none of the forms allowed, or a file that cannot be read.
     """
-    from edge_tr.drafts.template import TreeTemplate
-
-    if text in ("auto", "off"):
-        return text
-    paper = TreeTemplate.paper()
-    if text == "paper":
-        return paper
-    if text.isascii() and text.isdigit() and len(text) < 4:
-        if not 1 <= int(text) <= paper.n_nodes:
-            raise ConfigError(f"--tree {text} is not allowed; use {_TREES}")
-        return paper.prefix(int(text))
-    try:
-        if text.startswith("b:"):
-            return TreeTemplate.from_breadths([int(number) for number in text[2:].split(",")])
-        return TreeTemplate(_read_paths(text))
-    except (ValueError, OSError) as error:
-        why = f"{error}; " if isinstance(error, ConfigError) else ""
-        raise ConfigError(f"--tree {text[:80]} is not allowed: {why}use {_TREES}") from None
-
-
-def _read_paths(name: str) -> list[list[int]]:
-    if not Path(name).is_file():
-        raise ConfigError("there is no such file")
-    try:
-        content = json.loads(Path(name).read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"it cannot be read as JSON: {error}") from None
-    paths = content.get("paths") if isinstance(content, dict) else content
-    if not isinstance(paths, list) or not all(isinstance(path, list) for path in paths):
-        raise ConfigError("it holds no list of rank paths, such as [[0], [1], [0, 0]]")
-    return paths
+    return configured(read_tree, args, {"tree": "text"})
 
 
 def check_writable(flag: str, file: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_tr.cli import options
-from edge_tr.cli.answer import Answer, chat_tokens, generate, save_matrix, tell
+from edge_tr.cli.answer import Shown, save_matrix, show_answer, tell
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import OutputClosedError, note, write
 from edge_tr.cli.words import statistics
@@ -114,7 +114,7 @@ def _run(
         guard.watch(session)
         if args.verbose:
             note(f"reading {len(tokens)} tokens")
-        answer = generate(
+        answer = show_answer(
             session,
             tokens,
             max_tokens=args.max_tokens,
@@ -167,7 +167,7 @@ def _prompt_tokens(session: Session, prompt: str, args: argparse.Namespace) -> I
         return session.prompt_tokens(prompt, chat=not args.no_chat)
     messages = [{"role": "system", "content": args.system}, {"role": "user", "content": prompt}]
     try:
-        return chat_tokens(session, messages)
+        return session.model.chat_tokens(messages, must=True)
     except ConfigError as error:
         raise ConfigError(f"--system: {error}") from None
 
@@ -176,7 +176,7 @@ def _keep_quiet(_text: str) -> None:
     """Show nothing; the whole text comes at the end."""
 
 
-def _report(session: Session, answer: Answer, sampling: SamplingConfig) -> dict[str, Any]:
+def _report(session: Session, answer: Shown, sampling: SamplingConfig) -> dict[str, Any]:
     """Everything about the run, as JSON can hold it."""
     tree = session.draft.speculative
     draft = vars(session.draft) | {

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_tr.cli import options
+from edge_tr.cli.answer import save_matrix, tell
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import note, show_log
 from edge_tr.cli.progress import loading
@@ -93,7 +94,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="N",
         help="largest body of a request (default 8388608)",
     )
-    options.add_tree(parser)
+    options.add_drafting(parser)
     options.add_rpc(options.add_context(parser))
     parser.set_defaults(command=serve)
 
@@ -106,9 +107,13 @@ def serve(args: argparse.Namespace) -> int:
     options.prepare_llama(args)
     show_log()
     config = _config(args)
-    arguments = options.llama_arguments(args)
+    settings = {
+        "context": options.context_config(args),
+        "draft": options.draft_config(args),
+        **options.placement(args),
+    }
     path = options.model_path(args)
-    return _serve(args, config, path, arguments)
+    return _serve(args, config, path, settings)
 
 
 def _config(args: argparse.Namespace) -> ServerConfig:
@@ -126,28 +131,32 @@ def _config(args: argparse.Namespace) -> ServerConfig:
 
 
 def _serve(
-    args: argparse.Namespace, config: ServerConfig, path: Path, arguments: dict[str, Any]
+    args: argparse.Namespace, config: ServerConfig, path: Path, settings: dict[str, Any]
 ) -> int:
-    from edge_tr.completion import open_llama
     from edge_tr.server.embeddings import Embedder
     from edge_tr.server.run import Server, listen
     from edge_tr.server.service import Service
+    from edge_tr.session import Session
 
     embedder = Embedder(
         args.embedding_model or path, n_threads=args.threads, n_gpu_layers=args.gpu_layers
     )
     with listen(config) as listener:
-        with loading(path):
-            llm = Interruptible().run(lambda: open_llama(path, **arguments))
-        with llm:
-            service = Service(llm, path.stem, embedder, config)
+        with loading(path) as progress:
+            session = Interruptible().run(lambda: Session(path, progress=progress, **settings))
+        with session:
+            tell(session, 0)
+            service = Service(session, path.stem, embedder, config)
             if not config.is_loopback and config.api_key is None:
                 note("warning: whoever reaches this machine can ask; --api-key asks for a key")
             host = f"[{config.host}]" if ":" in config.host else config.host
             note(f"listening at http://{host}:{listener.getsockname()[1]}/ (Ctrl-C stops)")
+            server = Server(service)
             try:
                 with suppress(KeyboardInterrupt):  # before the server hears signals
-                    Server(service).run(sockets=[listener])
+                    server.run(sockets=[listener])
             finally:
                 service.close()
+                save_matrix(session, args)
+                server.ended()
     return 0

@@ -13,9 +13,9 @@ from edge_tr.cli.output import note, write
 from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
+    from edge_tr.config import ContextConfig
     from edge_tr.costs.expected import Expectation, Recording
     from edge_tr.costs.table import CostTable
-    from edge_tr.llama.target import ContextConfig
     from edge_tr.measuring.widths import WidthProbe
     from edge_tr.tuning import Alternative
 

@@ -151,9 +151,7 @@ class Decoder:
         ConfigError, PromptTooLongError : at once, before anything is decoded.
         CancelledError, DecodeError : while iterating; the tokens yielded so far stay committed.
         """
-        tokens = self._check_prompt(prompt)
-        if max_tokens is not None and max_tokens < 0:
-            raise ConfigError(f"max_tokens {max_tokens} is not allowed; it must be 0 or more")
+        tokens = self.check_prompt(prompt, max_tokens=max_tokens)
         room = self.target.n_ctx - len(tokens)
         budget = room if max_tokens is None else min(max_tokens, room)
         self.stats = self._running = stats or Stats(n_prompt=len(tokens))
@@ -168,7 +166,7 @@ class Decoder:
         ------
         ConfigError, PromptTooLongError, CancelledError, DecodeError : as ``generate``.
         """
-        tokens = self._check_prompt(prompt, room=0)
+        tokens = self.check_prompt(prompt, room=0)
         self.stats = self._running = Stats(n_prompt=len(tokens))
         self._cancelled = False
         self.target.interrupt(False)
@@ -208,7 +206,17 @@ class Decoder:
         self._lanes.adopt(n_tokens)
         self._n_tokens = self._n_kept = n_tokens
 
-    def _check_prompt(self, prompt: Sequence[int] | Int32, room: int = 1) -> Int32:
+    def check_prompt(
+        self, prompt: Sequence[int] | Int32, *, max_tokens: int | None = None, room: int = 1
+    ) -> Int32:
+        """The prompt as int32[n], which leaves ``room`` tokens of the context for the answer.
+
+        Raises
+        ------
+        ConfigError, PromptTooLongError : no answer of ``max_tokens`` can be made to it.
+        """
+        if max_tokens is not None and max_tokens < 0:
+            raise ConfigError(f"max_tokens {max_tokens} is not allowed; it must be 0 or more")
         wide = np.asarray(prompt)
         if wide.ndim != 1 or len(wide) == 0:
             raise ConfigError("the prompt has no tokens; give a list of at least one token id")

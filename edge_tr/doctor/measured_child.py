@@ -18,14 +18,14 @@ from typing import Any
 import numpy as np
 
 from edge_tr import tuning
-from edge_tr.config import DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafting import Drafting
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.equality import TextPair, compare_texts
 from edge_tr.measuring.trial import Trial, random_text
 from edge_tr.measuring.widths import probe_widths

@@ -9,6 +9,7 @@ from typing import Literal
 
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
 from edge_tr.gguf_file.header import Header, read_header
+from edge_tr.gguf_file.values import check_values
 
 Kind = Literal["draftable", "plain_only", "unsupported"]
 
@@ -120,6 +121,7 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     if not isinstance(architecture, str) or not architecture:
         raise ModelFileError(f"{first} does not say its architecture; it is not a whole model")
     _check_model(first, headers)
+    check_values(first, architecture, header.scalars)
     causal = bool(header.scalars.get(f"{architecture}.attention.causal", True))
     kind, reason = classify(architecture, causal=causal)
     return GGUFInfo(

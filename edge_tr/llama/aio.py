@@ -14,7 +14,7 @@ _END: Any = object()
 
 
 async def iterate(
-    start: Callable[[], Generator[_Item, Any, Any]], cancel: Callable[[int], None]
+    start: Callable[[], Generator[_Item, Any, Any]], cancel: Callable[[int], object]
 ) -> AsyncIterator[_Item]:
     """Items of a generator that runs in a thread of its own.
 

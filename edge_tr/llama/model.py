@@ -5,20 +5,28 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from edge_tr.chat.messages import ChatTemplate
+from edge_tr.chat.forms import ReplyForm, learn
+from edge_tr.chat.history import Message
+from edge_tr.chat.reply import ReplyReader
+from edge_tr.chat.shield import Shield
+from edge_tr.chat.template import ChatTemplate
 from edge_tr.errors import ConfigError, ModelLoadError, ModelUnsupportedError
 from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import GGUFInfo, inspect
 from edge_tr.llama.library import forget_errors, init_backend, lib, recent_errors
 from edge_tr.llama.servers import Servers
+from edge_tr.llama.vocabulary import constraint_vocabulary, control_tokens, piece
 from edge_tr.target import Int32
+
+_PROMPT_END = 16
+"""Tokens at the end of a prompt that tell whether it begins the model's reasoning."""
 
 
 class Model(Closing):
@@ -28,7 +36,6 @@ class Model(Closing):
     ----------
     path : the file, or the first part of a split model.
     n_gpu_layers : layers to place on the GPU; -1 = all. Without a GPU back end it does nothing.
-    use_mmap : map the file instead of reading it.
     rpc : RPC servers, ``host:port``, that take layers too; ``n_gpu_layers`` counts theirs.
 
     Raises
@@ -44,7 +51,6 @@ class Model(Closing):
         path: str | os.PathLike[str],
         *,
         n_gpu_layers: int = 0,
-        use_mmap: bool = True,
         rpc: str | Sequence[str] = (),
     ) -> None:
         self.path = Path(path)
@@ -57,8 +63,6 @@ class Model(Closing):
         init_backend()
         params = lib.llama_model_default_params()
         params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
-        if not use_mmap:
-            params.load_mode = lib.LLAMA_LOAD_MODE_NONE
         self._servers = Servers(rpc, n_gpu_layers)
         self.rpc = self._servers.names
         self._servers.write_to(params)
@@ -69,6 +73,7 @@ class Model(Closing):
             raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
         self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self.n_embd = int(lib.llama_model_n_embd(self.pointer))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
         if lib.llama_model_is_diffusion(self.pointer):
             self.close()
@@ -90,7 +95,7 @@ class Model(Closing):
         add_special : put the model's begin-of-text token in front, where it has one.
         parse_special : read special tokens written in the text as such.
         """
-        data = text.encode("utf-8", "surrogatepass")
+        data = text.encode("utf-8", "replace")
         size = len(data) + 8
         while True:
             buffer = (ctypes.c_int32 * size)()
@@ -117,21 +122,84 @@ class Model(Closing):
         return frozenset(t for t in range(self.n_vocab) if is_stop(self.vocab, t))
 
     @cached_property
+    def constraint_vocabulary(self) -> Any:
+        """The vocabulary for schemas and grammars, see ``constraint_vocabulary``."""
+        return constraint_vocabulary(self.vocab)
+
+    @cached_property
+    def shield(self) -> Shield:
+        """Keeps foreign text from becoming control tokens."""
+        return Shield(control_tokens(self.vocab))
+
+    @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, or None where it has none."""
         return chat_template(self.pointer)
 
-    def chat_tokens(self, messages: list[dict[str, str]]) -> Int32 | None:
-        """Token ids of the messages in the model's own chat template, int32[n]; None where it has
-        none.
+    def chat_tokens(
+        self,
+        messages: str | Sequence[Message],
+        tools: Sequence[dict[str, Any]] = (),
+        *,
+        must: bool = False,
+        options: Mapping[str, Any] | None = None,
+    ) -> Int32:
+        """Token ids of a conversation that the assistant is to continue, int32[n].
+
+        Parameters
+        ----------
+        messages : of the conversation, or the text of the user's only one.
+        tools : those that the assistant may call.
+        must : raise where the model has no chat template; else the texts of the messages are
+            continued there.
+        options : further variables of the template, such as ``enable_thinking``.
 
         Raises
         ------
-        ConfigError : the template refuses the messages.
+        ConfigError : there is no template, it cannot be read, or it refuses the messages.
         """
-        if self.chat_template is None:
-            return None
-        return self.tokenize(self.chat_template.render(messages), add_special=False)
+        if isinstance(messages, str):
+            messages = [{"role": "user", "content": messages}]
+        if self.chat_template is not None:
+            shield = self.shield
+            text = self.chat_template.render(messages, tools, options=options, change=shield.mark)
+            ids = shield.tokens(
+                text, lambda part: self.tokenize(part, add_special=False, parse_special=False)
+            )
+            if ids is not None:
+                return np.array(ids, dtype=np.int32)
+            return self.tokenize(text, add_special=False)
+        if must:
+            raise ConfigError(
+                f"{self.path.name} has no chat template, so it can only continue a text"
+            )
+        text = "\n\n".join(str(message["content"]) for message in messages)
+        return self.tokenize(text, parse_special=False)
+
+    @cached_property
+    def reply_form(self) -> ReplyForm:
+        """How the model writes calls of tools and its reasoning."""
+        return ReplyForm() if self.chat_template is None else learn(self.chat_template)
+
+    def reader(
+        self, prompt: Int32, tools: Sequence[dict[str, Any]] = (), *, is_free: bool = True
+    ) -> ReplyReader:
+        """What takes the text of an answer apart.
+
+        Parameters
+        ----------
+        prompt : token ids; reasoning may begin at its end.
+        tools : those that the model may call.
+        is_free : the text follows no schema or grammar, so it is in the model's own form.
+        """
+        end = self.detokenize(prompt[-_PROMPT_END:], special=True).decode("utf-8", "replace")
+        return ReplyReader(self.reply_form if is_free else ReplyForm(), tools, end)
+
+    def mark_tokens(self) -> frozenset[int]:
+        """Control tokens that are part of the form of a reply."""
+        marks = self.reply_form.marks()
+        ids = (self.shield.id_of(text) for text in self.shield.texts if text in marks)
+        return frozenset(ids) - self.stop_tokens()
 
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""
@@ -154,17 +222,6 @@ def chat_template(model: Any) -> ChatTemplate | None:
         for token in (lib.llama_vocab_bos(vocab), lib.llama_vocab_eos(vocab))
     )
     return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
-
-
-def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
-    """The bytes of one token of a vocabulary; they may end in the middle of a character."""
-    size = 64
-    while True:
-        buffer = ctypes.create_string_buffer(size)
-        n = lib.llama_token_to_piece(vocab, token, buffer, size, 0, special)
-        if n >= 0:
-            return buffer.raw[:n]
-        size = -n
 
 
 def plain_reason(model: Any, architecture: str) -> str:

@@ -15,7 +15,6 @@ from typing import Any, Literal, TypeVar
 
 import llama_cpp
 
-from edge_tr.chat.messages import ChatTemplate
 from edge_tr.config import DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafting import Drafting
@@ -24,8 +23,8 @@ from edge_tr.errors import ConfigError, MatrixFileError, ModelError
 from edge_tr.llama import context
 from edge_tr.llama.drafter_from_stock import ModelDrafter
 from edge_tr.llama.kept_rows import RecentRows, RowsView
-from edge_tr.llama.model import chat_template
 from edge_tr.llama.servers import Servers
+from edge_tr.llama.vocabulary import constraint_vocabulary
 from edge_tr.llama.turns import Turns
 from edge_tr.stats import Stats
 
@@ -54,7 +53,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
         self._turns = Turns(lambda: (interrupt() or bool)())
-        self._engine: Drafting | None = None
+        self._drafting: Drafting | None = None
         self._decoder: Decoder | None = None
         self._target: context.OwnTarget | None = None
         self._has_learned = False
@@ -99,14 +98,9 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         _opened.add(self)
 
     @functools.cached_property
-    def own_template(self) -> ChatTemplate | None:
-        """The chat template that the model carries, or None.
-
-        Raises
-        ------
-        ConfigError : it cannot be read.
-        """
-        return chat_template(self.model)
+    def constraint_vocabulary(self) -> Any:
+        """The vocabulary for grammars, see ``constraint_vocabulary``."""
+        return constraint_vocabulary(self._model.vocab)
 
     def _open(self, options: dict[str, Any], draft: DraftConfig) -> None:
         """Give the model a context with lanes, and the decoder that uses them."""
@@ -121,7 +115,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
             return
         self._target = target = context.OwnTarget(self, reason)
-        engine = Drafting(
+        drafting = Drafting(
             target,
             draft,
             context.matrix_identity(self),
@@ -129,12 +123,12 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             drafter=self._users_drafter(target),
             progress=functools.partial(_tell, self.verbose),
         )
-        self._engine, self._decoder = engine, engine.decoder
-        self._max_width = engine.decoder.max_width
-        self.input_ids = engine.decoder.buffer
+        self._drafting, self._decoder = drafting, drafting.decoder
+        self._max_width = drafting.decoder.max_width
+        self.input_ids = drafting.decoder.buffer
         n_rows = target.n_ctx if self._logits_all else 1
         self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
-        for notice in engine.notices:
+        for notice in drafting.notices:
             self._notice(notice)
 
     def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:
@@ -179,10 +173,10 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         ------
         MatrixFileError : the file cannot be written; an older one is left as it was.
         """
-        if self._engine is None or self._own["matrix_path"] is False:
+        if self._drafting is None or self._own["matrix_path"] is False:
             return None
         with self._turns.run():
-            return self._engine.save_matrix()
+            return self._drafting.save_matrix()
 
     def close(self) -> None:
         """Stop what runs, keep what was learned, free the model; closing twice does no harm."""
@@ -196,9 +190,10 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             return
         if not self._turns.close():
             return
-        if self._has_learned and self._engine is not None and self._own["matrix_path"] is not False:
+        keeps = self._has_learned and self._own["matrix_path"] is not False
+        if keeps and self._drafting is not None:
             try:
-                self._engine.save_matrix()
+                self._drafting.save_matrix()
             except MatrixFileError as error:
                 logger.warning("%s", error)
         if self._target is not None:

@@ -6,17 +6,16 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numba import carray, cfunc, types
 
-from edge_tr.drafts.template import MAX_LANES
+from edge_tr.config import ContextConfig
 from edge_tr.errors import (
     CancelledError,
-    ConfigError,
     ContextFullError,
     DecodeError,
     ModelLoadError,
@@ -27,7 +26,7 @@ from edge_tr.llama.library import forget_errors, function, lib, recent_errors, s
 from edge_tr.llama.model import Model
 from edge_tr.target import Batch, Float32
 
-CACHE_TYPES = {
+GGML_TYPES = {
     "f32": lib.GGML_TYPE_F32,
     "f16": lib.GGML_TYPE_F16,
     "bf16": 30,  # GGML_TYPE_BF16; the binding has no name for it
@@ -37,7 +36,7 @@ CACHE_TYPES = {
     "q5_0": lib.GGML_TYPE_Q5_0,
     "q5_1": lib.GGML_TYPE_Q5_1,
 }
-"""Types of the KV cache by name."""
+"""llama.cpp's numbers for the ``CACHE_TYPES``."""
 
 NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
@@ -60,62 +59,6 @@ _seq_cp = function(
 @cfunc(types.boolean(types.voidptr), cache=CACHE)  # type: ignore[untyped-decorator]
 def _abort_callback(flag: Any) -> bool:
     return bool(carray(flag, 1, np.uint8)[0] != 0)
-
-
-@dataclass(frozen=True)
-class ContextConfig:
-    """How a context is made; the defaults are those of ``llama_cpp.Llama``, but for n_ctx.
-
-    Attributes
-    ----------
-    n_ctx : cells of the KV cache; llama.cpp rounds up to a multiple of 256. 0 = what the model
-        was trained with.
-    n_batch, n_ubatch : most tokens of one call, and of one graph.
-    n_threads, n_threads_batch : CPU threads for one token and for more. 0 = all cores.
-    flash_attn : flash attention; a quantised V cache needs it.
-    type_k, type_v : type of the KV cache, one of ``CACHE_TYPES``.
-    offload_kqv : keep the KV cache on the GPU.
-    swa_full : full-size cache for sliding-window layers; drafting needs it.
-    n_lanes : lanes for draft trees, one for each leaf; 1 = chains only.
-
-    Raises
-    ------
-    ConfigError : a value outside its range, or a combination that llama.cpp refuses.
-    """
-
-    n_ctx: int = 4096
-    n_batch: int = 512
-    n_ubatch: int = 512
-    n_threads: int = 0
-    n_threads_batch: int = 0
-    flash_attn: bool = False
-    type_k: str = "f16"
-    type_v: str = "f16"
-    offload_kqv: bool = True
-    swa_full: bool = True
-    n_lanes: int = 64
-
-    def __post_init__(self) -> None:
-        for name, low, high in (
-            ("n_ctx", 0, 1 << 24),
-            ("n_batch", 1, 1 << 20),
-            ("n_ubatch", 1, 1 << 20),
-            ("n_threads", 0, 1024),
-            ("n_threads_batch", 0, 1024),
-            ("n_lanes", 1, MAX_LANES),
-        ):
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name} {value} is not allowed; it must be {low} to {high}")
-        for name in ("type_k", "type_v"):
-            if getattr(self, name) not in CACHE_TYPES:
-                allowed = ", ".join(CACHE_TYPES)
-                raise ConfigError(f"{name} {getattr(self, name)!r} is not one of {allowed}")
-        if not self.flash_attn and self.type_v not in ("f32", "f16", "bf16"):
-            raise ConfigError(
-                f"type_v {self.type_v!r} needs flash attention; without it the V cache must be "
-                "f16, bf16 or f32"
-            )
 
 
 class ContextTarget:
@@ -210,23 +153,7 @@ class LlamaTarget(ContextTarget, Closing):
     """
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
-        n_cores = os.cpu_count() or 1
-        params = lib.llama_context_default_params()
-        params.n_ctx = config.n_ctx or model.n_ctx_train
-        params.n_batch = min(config.n_batch, params.n_ctx)
-        params.n_ubatch = min(config.n_ubatch, params.n_batch)
-        params.n_threads = config.n_threads or n_cores
-        params.n_threads_batch = config.n_threads_batch or n_cores
-        params.flash_attn_type = (
-            lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-            if config.flash_attn
-            else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        )
-        params.type_k = CACHE_TYPES[config.type_k]
-        params.type_v = CACHE_TYPES[config.type_v]
-        params.offload_kqv = config.offload_kqv
-        params.swa_full = config.swa_full
-        params.no_perf = True
+        params = context_params(model, config)
         reason = model.plain_reason
         if model.info.sliding_window and not config.swa_full:
             reason = NO_REWIND
@@ -257,6 +184,42 @@ class LlamaTarget(ContextTarget, Closing):
         if self.pointer:
             lib.llama_free(self.pointer)
             self.forget()
+
+
+def llama_values(config: ContextConfig) -> dict[str, Any]:
+    """The configuration by the names and in the values of llama.cpp, as ``llama_cpp.Llama`` takes
+    them; ``n_ctx`` 0 stands for what the model was trained with."""
+    n_cores = os.cpu_count() or 1
+    return {
+        "n_ctx": config.n_ctx,
+        "n_batch": config.n_batch,
+        "n_ubatch": config.n_ubatch,
+        "n_threads": config.n_threads or n_cores,
+        "n_threads_batch": config.n_threads_batch or n_cores,
+        "flash_attn": config.flash_attn,
+        "type_k": GGML_TYPES[config.type_k],
+        "type_v": GGML_TYPES[config.type_v],
+        "offload_kqv": config.offload_kqv,
+        "swa_full": config.swa_full,
+    }
+
+
+def context_params(model: Model, config: ContextConfig) -> Any:
+    """The configuration as llama.cpp's own structure, for a context of the model."""
+    values = llama_values(config)
+    params = lib.llama_context_default_params()
+    params.flash_attn_type = (
+        lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
+        if values.pop("flash_attn")
+        else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
+    for name, value in values.items():
+        setattr(params, name, value)
+    params.n_ctx = params.n_ctx or model.n_ctx_train
+    params.n_batch = min(params.n_batch, params.n_ctx)
+    params.n_ubatch = min(params.n_ubatch, params.n_batch)
+    params.no_perf = True
+    return params
 
 
 def allow_lanes(params: Any, n_lanes: int) -> None:

@@ -113,9 +113,11 @@ class Turns:
         if self._closed:
             raise ModelError("the model is closed; open it again")
 
-    def stream(self, items: Generator[_Item, _Sent, None]) -> Generator[_Item, _Sent, None]:
+    def stream(
+        self, items: Generator[_Item, _Sent, None], turn: Turn | None = None
+    ) -> Generator[_Item, _Sent, None]:
         """The items of a generator, each made in one turn that lasts until the end."""
-        turn = Turn()
+        turn = turn or Turn()
         sent: Any = None
         try:
             while True:
@@ -137,19 +139,26 @@ class Turns:
                 self._open.remove(turn)
             self._condition.notify_all()
 
-    def cancel(self, thread: int | None = None) -> None:
-        """Cancel the turn that is running or open, or the one of a thread; nothing if there is
+    def cancel(self, thread: int | None = None) -> bool:
+        """Cancel the turn that is running or open, or the one of a thread; False if there is
         none."""
         with self._condition:
             turns = [*self._waiting, *self._open] if thread is not None else self._open
             chosen = [t for t in turns if thread is None or t.thread == thread]
-            if not chosen:
-                return
-            turn = chosen[-1]
-            turn.cancelled = True
-            if turn in self._open:
-                self._interrupt()
-            self._condition.notify_all()
+            if chosen:
+                self._cancel(chosen[-1])
+            return bool(chosen)
+
+    def cancel_turn(self, turn: Turn) -> None:
+        """Cancel this turn, even before it begins."""
+        with self._condition:
+            self._cancel(turn)
+
+    def _cancel(self, turn: Turn) -> None:
+        turn.cancelled = True
+        if turn in self._open and self._running in (None, turn):
+            self._interrupt()
+        self._condition.notify_all()
 
     def close(self) -> bool:
         """Let nobody run any more, stop who runs and wait for that; False if it already was."""

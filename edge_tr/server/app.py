@@ -46,7 +46,7 @@ def make_app(service: Service) -> Starlette:
             CORSMiddleware,
             allow_origins=service.config.origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],
         )
         middleware.append(cors)
     return Starlette(
@@ -54,11 +54,19 @@ def make_app(service: Service) -> Starlette:
             Route("/", routes.page),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
-            Route("/v1/models", routes.models),
+            *(
+                Route(f"{prefix}{path}{slash}", handler, methods=methods)
+                for path, handler, methods in (
+                    ("/models", routes.models, ["GET"]),
+                    ("/chat/completions", routes.counted(routes.chat), ["POST"]),
+                    ("/completions", routes.counted(routes.completions), ["POST"]),
+                    ("/embeddings", routes.counted(routes.embeddings), ["POST"]),
+                )
+                for prefix in ("/v1", "")  # clients disagree on both
+                for slash in ("", "/")
+            ),
             Route("/v1/models/{name:path}", routes.model),
-            Route("/v1/chat/completions", routes.counted(routes.chat), methods=["POST"]),
-            Route("/v1/completions", routes.counted(routes.completions), methods=["POST"]),
-            Route("/v1/embeddings", routes.counted(routes.embeddings), methods=["POST"]),
+            Route("/models/{name:path}", routes.model),
         ],
         middleware=middleware,
         exception_handlers={HTTPException: respond, EdgeTRError: respond, Exception: respond},
@@ -127,8 +135,8 @@ class Routes:
         return _json(self._model())
 
     def _model(self) -> dict[str, Any]:
-        llm = self._service.llm
-        meta = {"n_ctx": llm.n_ctx(), "n_vocab": llm.n_vocab(), "n_embd": llm.n_embd()}
+        target, model = self._service.session.target, self._service.session.model
+        meta = {"n_ctx": target.n_ctx, "n_vocab": model.n_vocab, "n_embd": model.n_embd}
         return {
             "id": self._service.name,
             "object": "model",
@@ -152,7 +160,7 @@ class Routes:
     async def _answer(
         self, request: Request, body: ChatRequest | CompletionRequest, reply: Reply
     ) -> Response:
-        job = self._service.start(reply.completion)
+        job = self._service.start(reply.answer)
 
         async def events() -> AsyncIterator[dict[str, Any]]:
             for chunk in reply.begin():
@@ -176,10 +184,7 @@ class Routes:
     async def embeddings(self, request: Request) -> Response:
         """/v1/embeddings."""
         body = await read(request, EmbeddingRequest, self._service.config.max_request_bytes)
-        texts = [body.input] if isinstance(body.input, str) else body.input
-        if not texts:
-            raise RequestError(400, "input is empty", param="input")
-        job = self._service.embed(texts)
+        job = self._service.embed(body.inputs())
         async with ends_with(request.receive, job):
             [(vectors, n_tokens)] = [result async for result in job]
         data = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.errors import ConfigError, ModelLoadError
+from edge_tr.errors import CancelledError, ConfigError, ModelLoadError
 from edge_tr.gguf_file.info import inspect
 
 _MAX_TOKENS = 2048
@@ -37,8 +37,9 @@ class Embedder:
         self._options = {"n_gpu_layers": n_gpu_layers, **threads}
         self._llm: Any = None
         self._lock = threading.Lock()
+        self._is_cancelled = False
 
-    def embed(self, texts: list[str]) -> tuple[list[list[float]], int]:
+    def embed(self, texts: list[str] | list[list[int]]) -> tuple[list[list[float]], int]:
         """The vector of each text, and the number of tokens read.
 
         Raises
@@ -48,12 +49,32 @@ class Embedder:
         """
         with self._lock:
             llm = self._open()
-            n_tokens = [len(llm.tokenize(text.encode("utf-8", "replace"))) for text in texts]
-            for i, n in enumerate(n_tokens):
-                if not 1 <= n <= llm.n_batch:
-                    raise ConfigError(f"text {i} has {n} tokens; it must have 1 to {llm.n_batch}")
-            vectors = [llm.embed(text, normalize=True) for text in texts]
-        return vectors, sum(n_tokens)
+            self._is_cancelled = False
+            given = [
+                llm._model.tokenize(text.encode("utf-8", "replace"), True, False)
+                if isinstance(text, str)
+                else text
+                for text in texts
+            ]
+            for i, tokens in enumerate(given):
+                if not 1 <= len(tokens) <= llm.n_batch:
+                    raise ConfigError(
+                        f"text {i} has {len(tokens)} tokens; it must have 1 to {llm.n_batch}"
+                    )
+                wrong = [token for token in tokens if not 0 <= token < llm.n_vocab()]
+                if wrong:
+                    raise ConfigError(f"token {wrong[0]} of text {i} is not in the vocabulary")
+            vectors = []
+            for tokens in given:
+                if self._is_cancelled:
+                    raise CancelledError("the request was cancelled")
+                llm.tokenize = lambda _text, tokens=tokens: tokens  # the stock class reads text only
+                vectors.append(llm.embed("", normalize=True))
+        return vectors, sum(map(len, given))
+
+    def cancel(self) -> None:
+        """Make what runs raise CancelledError after the text that is being read."""
+        self._is_cancelled = True
 
     def _open(self) -> Any:
         if self._llm is None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import Response
 
 from edge_tr.errors import CancelledError, ConfigError, EdgeTRError, PromptTooLongError
 
@@ -54,7 +55,9 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     return status, {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-def respond(_request: Request, error: Exception) -> JSONResponse:
+def respond(_request: Request, error: Exception) -> Response:
     """The response to a request that failed."""
     status, body = error_body(error)
-    return JSONResponse(body, status, headers=getattr(error, "headers", None))
+    text = json.dumps(body)  # in ASCII, so that any text can be repeated
+    headers = getattr(error, "headers", None)
+    return Response(text, status, headers, media_type="application/json")

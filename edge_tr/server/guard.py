@@ -30,15 +30,19 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
-                self._check(scope["path"], scope["method"], scope["scheme"], Headers(scope=scope))
+                is_old = scope.get("http_version") == "1.0"
+                self._check(scope["path"], scope["method"], scope["scheme"], Headers(scope=scope), is_old)
             except RequestError as error:
                 await respond(Request(scope), error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, path: str, method: str, scheme: str, headers: Headers) -> None:
+    def _check(
+        self, path: str, method: str, scheme: str, headers: Headers, is_old: bool
+    ) -> None:
         host = headers.get("host", "")
-        if not self._config.allows_host(_name(host)):
+        has_no_host = is_old and "host" not in headers  # health checks; no browser asks so
+        if not has_no_host and not self._config.allows_host(_name(host)):
             raise RequestError(
                 403,
                 f"this server does not answer to the host {host!r}; --allow-host adds a name",

@@ -12,7 +12,7 @@ from prometheus_client import (
     generate_latest,
 )
 
-from edge_tr.completion import Completion
+from edge_tr.answer import Answer
 
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
@@ -46,12 +46,12 @@ class Metrics:
         """Count an answered request."""
         self._n_requests.labels(path, str(status)).inc()
 
-    def count(self, completion: Completion) -> None:
+    def count(self, answer: Answer) -> None:
         """Add what a generation did, however it ended."""
-        stats = completion.stats
+        stats = answer.stats
         self._n_prompt.inc(stats.n_prompt)
         self._n_reused.inc(stats.n_reused)
-        self._n_tokens.inc(completion.n_tokens)
+        self._n_tokens.inc(answer.n_tokens)
         self._n_steps.inc(stats.n_steps)
         self._n_drafted.inc(stats.n_drafted)
         self._n_accepted.inc(stats.n_accepted)

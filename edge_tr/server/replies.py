@@ -8,27 +8,34 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from edge_tr.answer import Answer
+from edge_tr.chat.calls import Call
+from edge_tr.chat.reply import Part, ReplyReader
 from edge_tr.chat.text import Piece, Token
-from edge_tr.chat.tools import CallFilter, parse_calls
-from edge_tr.completion import Completion
+from edge_tr.stats import Stats
 
 Json = dict[str, Any]
 
 
-def usage(completion: Completion) -> Json:
+def usage(answer: Answer) -> Json:
     """Tokens read and written; those of the prompt that were in the cache apart."""
-    n_prompt, n_tokens = len(completion.prompt), completion.n_tokens
+    n_prompt, n_tokens = len(answer.prompt), answer.n_tokens
     return {
         "prompt_tokens": n_prompt,
         "completion_tokens": n_tokens,
         "total_tokens": n_prompt + n_tokens,
-        "prompt_tokens_details": {"cached_tokens": completion.stats.n_reused},
+        "prompt_tokens_details": {"cached_tokens": answer.stats.n_reused},
     }
 
 
-def timings(completion: Completion) -> Json:
-    """As llama-server tells them, with decode steps and mean accepted tokens."""
-    stats = completion.stats
+def timings(stats: Stats, n_tokens: int) -> Json:
+    """As llama-server tells them, with decode steps and mean accepted tokens.
+
+    Parameters
+    ----------
+    stats : of the generation, up to some token.
+    n_tokens : tokens of the text up to there.
+    """
     n_read = stats.n_prompt - stats.n_reused
     prompt_ms = stats.prefill_s * 1e3
     predicted_ms = max(0.0, stats.total_s - stats.prefill_s) * 1e3
@@ -38,9 +45,9 @@ def timings(completion: Completion) -> Json:
         "prompt_ms": prompt_ms,
         "prompt_per_token_ms": prompt_ms / n_read if n_read else 0.0,
         "prompt_per_second": stats.prefill_tps,
-        "predicted_n": completion.n_tokens,
+        "predicted_n": n_tokens,
         "predicted_ms": predicted_ms,
-        "predicted_per_token_ms": predicted_ms / max(1, completion.n_tokens),
+        "predicted_per_token_ms": predicted_ms / max(1, n_tokens),
         "predicted_per_second": stats.decode_tps,
         "draft_n": stats.n_drafted,
         "draft_n_accepted": stats.n_accepted,
@@ -54,7 +61,7 @@ class Reply(ABC):
 
     Parameters
     ----------
-    completion : what generates it.
+    answer : what generates it.
     model : its name for the client.
     steps, live_timings : what each chunk tells beside the text.
     """
@@ -62,9 +69,9 @@ class Reply(ABC):
     prefix, whole_object, chunk_object = "", "", ""
 
     def __init__(
-        self, completion: Completion, model: str, *, steps: bool = False, live_timings: bool = False
+        self, answer: Answer, model: str, *, steps: bool = False, live_timings: bool = False
     ) -> None:
-        self.completion = completion
+        self.answer = answer
         self._steps, self._live_timings = steps, live_timings
         self._head = {
             "id": f"{self.prefix}-{uuid.uuid4().hex}",
@@ -90,23 +97,42 @@ class Reply(ABC):
     def whole(self) -> Json:
         """The answer as one object, after the last piece."""
 
+    @property
+    def finish_reason(self) -> str | None:
+        """Why it ended, in OpenAI's words."""
+        reason = self.answer.finish_reason
+        return "length" if reason == "context" else reason
+
     def usage_chunk(self) -> Json:
         """The chunk without choices that ``include_usage`` asks for."""
         chunk = self._head | {"object": self.chunk_object, "choices": []}
-        return chunk | {"usage": usage(self.completion), "timings": timings(self.completion)}
+        return chunk | {"usage": usage(self.answer), "timings": self._timings()}
 
-    def _chunk(self, choice: Json, tokens: Iterable[Token] = (), reason: str | None = None) -> Json:
+    def _timings(self) -> Json:
+        return timings(self.answer.stats, self.answer.n_tokens)
+
+    def _chunk(
+        self,
+        choice: Json,
+        tokens: Iterable[Token] = (),
+        reason: str | None = None,
+        stats: Stats | None = None,
+    ) -> Json:
+        """A chunk that shows a piece (with the statistics up to it) or ends the answer."""
         choice = {"index": 0, "logprobs": None} | choice | {"finish_reason": reason}
         chunk = self._head | {"object": self.chunk_object, "choices": [choice]}
-        if reason or self._live_timings:
-            chunk["timings"] = timings(self.completion)
+        if reason:
+            chunk["timings"] = self._timings()
+        elif self._live_timings:
+            stats = stats or Stats(n_prompt=len(self.answer.prompt))
+            chunk["timings"] = timings(stats, stats.n_tokens)
         if self._steps and tokens:
             chunk["tokens"] = [{"id": t.id, "step": t.step, "drafted": t.drafted} for t in tokens]
         return chunk
 
     def _whole(self, choice: Json) -> Json:
         chunk = self._chunk(choice, self._tokens, choice["finish_reason"])
-        return chunk | {"object": self.whole_object, "usage": usage(self.completion)}
+        return chunk | {"object": self.whole_object, "usage": usage(self.answer)}
 
 
 class TextReply(Reply):
@@ -114,8 +140,8 @@ class TextReply(Reply):
 
     prefix, whole_object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, completion: Completion, model: str, *, echo: str = "", **options: Any):
-        super().__init__(completion, model, **options)
+    def __init__(self, answer: Answer, model: str, *, echo: str = "", **options: Any):
+        super().__init__(answer, model, **options)
         self._echo = echo
 
     def begin(self) -> list[Json]:
@@ -126,23 +152,25 @@ class TextReply(Reply):
         choice = {"text": piece.text, "logprobs": self._logprobs(piece.tokens, len(self._text))}
         self._text += piece.text
         self._tokens += piece.tokens
-        return [self._chunk(choice, piece.tokens)] if piece.text or choice["logprobs"] else []
+        if not piece.text and choice["logprobs"] is None:
+            return []
+        return [self._chunk(choice, piece.tokens, None, piece.stats)]
 
     def end(self) -> list[Json]:
-        return [self._chunk({"text": ""}, reason=self.completion.finish_reason)]
+        return [self._chunk({"text": ""}, reason=self.finish_reason)]
 
     def whole(self) -> Json:
         return self._whole(
             {
                 "text": self._text,
                 "logprobs": self._logprobs(self._tokens, len(self._echo)),
-                "finish_reason": self.completion.finish_reason,
+                "finish_reason": self.finish_reason,
             }
         )
 
     def _logprobs(self, tokens: Sequence[Token], offset: int) -> Json | None:
         def text(token: int) -> str:
-            return self.completion.token_bytes(token).decode("utf-8", "replace")
+            return self.answer.token_bytes(token).decode("utf-8", "replace")
 
         shown = [(text(t.id), t.logprob) for t in tokens if t.logprob is not None]
         if not shown:
@@ -167,49 +195,60 @@ class ChatReply(Reply):
 
     Parameters
     ----------
-    tools : those that the model may call.
+    reader : takes the text apart.
     """
 
     prefix, whole_object, chunk_object = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def __init__(
-        self,
-        completion: Completion,
-        model: str,
-        *,
-        tools: Sequence[Json] = (),
-        **options: Any,
-    ):
-        super().__init__(completion, model, **options)
-        self._tools = tools
-        self._filter = CallFilter() if tools else None
+    def __init__(self, answer: Answer, model: str, *, reader: ReplyReader, **options: Any):
+        super().__init__(answer, model, **options)
+        self._reader = reader
+        self._reasoning = ""
 
     def begin(self) -> list[Json]:
         return [self._chunk({"delta": {"role": "assistant", "content": ""}})]
 
     def add(self, piece: Piece) -> list[Json]:
-        text = piece.text if self._filter is None else self._filter.add(piece.text)
-        self._text += text
         self._tokens += piece.tokens
+        deltas = self._deltas(self._reader.add(piece.text))
         logprobs = self._logprobs(piece.tokens)
-        if not text and logprobs is None:
-            return []
-        return [self._chunk({"delta": {"content": text}, "logprobs": logprobs}, piece.tokens)]
+        if logprobs is not None and not deltas:
+            deltas = [{"content": ""}]
+        chunks = []
+        for i, delta in enumerate(deltas):  # the tokens are told of once
+            choice = {"delta": delta, "logprobs": None if i else logprobs}
+            tokens = () if i else piece.tokens
+            chunks.append(self._chunk(choice, tokens, None, piece.stats))
+        return chunks
+
+    def _deltas(self, parts: Iterable[Part]) -> list[Json]:
+        """Take note of the parts; what is new of the message."""
+        deltas: list[Json] = []
+        for part in parts:
+            if part.kind == "reasoning":
+                self._reasoning += part.text
+                deltas.append({"reasoning_content": part.text})
+            else:
+                self._text += part.text
+                deltas.append({"content": part.text})
+        return deltas
 
     def end(self) -> list[Json]:
-        calls, rest = self._calls()
-        chunks = []
+        parts, found = self._reader.finish()
+        chunks = [self._chunk({"delta": delta}) for delta in self._deltas(parts)]
+        calls = _calls(found)
         if calls:
             delta = [{"index": i} | call for i, call in enumerate(calls)]
             chunks.append(self._chunk({"delta": {"tool_calls": delta}}))
-        elif rest:
-            chunks.append(self._chunk({"delta": {"content": rest}}))
         return [*chunks, self._chunk({"delta": {}}, reason=self._reason(calls))]
 
     def whole(self) -> Json:
-        calls, rest = self._calls()
-        content = self._text + ("" if calls else rest)
-        message: Json = {"role": "assistant", "content": content or (None if calls else "")}
+        parts, found = self._reader.finish()
+        self._deltas(parts)
+        calls = _calls(found)
+        message: Json = {"role": "assistant", "content": self._text or (None if calls else "")}
+        if self._reasoning:
+            message["reasoning_content"] = self._reasoning
         if calls:
             message["tool_calls"] = calls
         return self._whole(
@@ -221,16 +260,7 @@ class ChatReply(Reply):
         )
 
     def _reason(self, calls: list[Json]) -> str | None:
-        return "tool_calls" if calls else self.completion.finish_reason
-
-    def _calls(self) -> tuple[list[Json], str]:
-        """The calls in what was held back, and that text."""
-        held = "" if self._filter is None else self._filter.held
-        calls = [
-            {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()}
-            for call in parse_calls(held, self._tools)
-        ]
-        return calls, held
+        return "tool_calls" if calls else self.finish_reason
 
     def _logprobs(self, tokens: Sequence[Token]) -> Json | None:
         shown = [(t.id, t.logprob) for t in tokens if t.logprob is not None]
@@ -244,9 +274,16 @@ class ChatReply(Reply):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> Json:
-        data = self.completion.token_bytes(token)
+        data = self.answer.token_bytes(token)
         return {
             "token": data.decode("utf-8", "replace"),
             "logprob": logprob,
             "bytes": list(data),
         }
+
+
+def _calls(found: Iterable[Call]) -> list[Json]:
+    return [
+        {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": call._asdict()}
+        for call in found
+    ]

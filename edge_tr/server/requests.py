@@ -9,23 +9,30 @@ from llama_cpp.server import types
 from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
-from edge_tr.completion import CompletionConfig, schema_grammar
+from edge_tr.answer import AnswerConfig
+from edge_tr.config import SamplingConfig
+from edge_tr.chat.history import clean
+from edge_tr.constrain.constraint import Rules
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.server.errors import RequestError
 
-_GENERATE = {
-    "temperature": "temp",
-    "top_k": "top_k",
-    "top_p": "top_p",
-    "min_p": "min_p",
-    "typical_p": "typical_p",
-    "repeat_penalty": "repeat_penalty",
-    "presence_penalty": "presence_penalty",
-    "frequency_penalty": "frequency_penalty",
-    "mirostat_mode": "mirostat_mode",
-    "mirostat_tau": "mirostat_tau",
-    "mirostat_eta": "mirostat_eta",
-}
-"""Fields of a request by name, and the arguments of ``Llama.generate`` that they become."""
+_SAMPLING = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "repeat_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "mirostat_mode",
+    "mirostat_tau",
+    "mirostat_eta",
+)
+"""Fields of a request that ``SamplingConfig`` has too."""
+
+_RANDOM_SEEDS = (-1, (1 << 32) - 1)
+"""Seeds that stand for a fresh one, the second in llama.cpp."""
 
 _UNSUPPORTED = {
     "functions": "; use tools and tool_choice",
@@ -53,7 +60,7 @@ class Common(BaseModel):
     temperature: float = Field(default=0.8, ge=0.0, le=100.0)
     typical_p: float = Field(default=1.0, ge=0.0, le=1.0)
     repeat_penalty: float = Field(default=1.0, gt=0.0)
-    seed: int | None = Field(default=None, ge=-1, lt=1 << 32)
+    seed: int | None = Field(default=None, ge=-1, lt=1 << 64)
     n: Literal[1] = 1
     stream_options: StreamOptions = StreamOptions()
     steps: bool = False
@@ -76,6 +83,8 @@ class ChatRequest(Common, types.CreateChatCompletionRequest):  # type: ignore[mi
     tools: list[dict[str, Any]] = []
     tool_choice: str | dict[str, Any] = "auto"
     response_format: dict[str, Any] = {"type": "text"}
+    chat_template_kwargs: dict[str, Any] = {}
+    reasoning_effort: str | None = None
     max_tokens: int | None = Field(default=None, ge=-1)
     max_completion_tokens: int | None = Field(default=None, ge=-1)
     top_logprobs: int = Field(default=0, ge=0, le=20)
@@ -84,7 +93,24 @@ class ChatRequest(Common, types.CreateChatCompletionRequest):  # type: ignore[mi
 class EmbeddingRequest(types.CreateEmbeddingRequest):  # type: ignore[misc]
     """Body of /v1/embeddings."""
 
+    input: str | list[str] | list[int] | list[list[int]]
     encoding_format: Literal["float", "base64"] = "float"
+
+    def inputs(self) -> list[str] | list[list[int]]:
+        """The texts, each as text or as token ids.
+
+        Raises
+        ------
+        RequestError : there is none.
+        """
+        given = self.input
+        if not given:
+            raise RequestError(400, "input is empty", param="input")
+        if isinstance(given, str):
+            return [given]
+        if isinstance(given[0], int):
+            return [given]  # type: ignore[list-item]
+        return given  # type: ignore[return-value]
 
 
 _Body = TypeVar("_Body", bound=BaseModel)
@@ -113,6 +139,7 @@ async def read(request: Request, kind: type[_Body], max_bytes: int) -> _Body:
         raise RequestError(400, f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
         raise RequestError(400, "the body must be a JSON object")
+    body = clean(body)
     for name, instead in _UNSUPPORTED.items():
         if body.get(name) is not None:
             raise RequestError(400, f"{name} is not supported{instead}", param=name)
@@ -136,7 +163,7 @@ def _refusal(error: ValidationError) -> RequestError:
     return RequestError(400, f"{param}: {shown}{' or '.join(told)}", param=param)
 
 
-def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -> CompletionConfig:
+def make_config(request: CompletionRequest | ChatRequest, rules: Rules | None) -> AnswerConfig:
     """What a request asks of the model."""
     stops = [request.stop] if isinstance(request.stop, str) else request.stop or []
     limit = request.max_tokens
@@ -147,22 +174,25 @@ def make_config(request: CompletionRequest | ChatRequest, grammar: str | None) -
         n_logprobs = request.logprobs
     bias = request.logit_bias or {}
     for token in bias:
-        if not (token.isascii() and token.isdecimal()):
-            told = f"logit_bias of {token!r} is not allowed; its keys must be token ids"
+        if not (token.isascii() and token.isdecimal() and len(token) < 10):
+            told = f"logit_bias of {token!r:.60} is not allowed; its keys must be token ids"
             raise RequestError(400, told, param="logit_bias")
-    return CompletionConfig(
+    sampling = SamplingConfig(
+        **{name: getattr(request, name) for name in _SAMPLING},
+        grammar=rules if request.grammar is None else request.grammar,
+        logit_bias={int(token): value for token, value in bias.items()},
+        seed=None if request.seed in _RANDOM_SEEDS else request.seed,
+    )
+    return AnswerConfig(
         max_tokens=None if limit == -1 else limit,
         stops=stops,
-        sampling={argument: getattr(request, name) for name, argument in _GENERATE.items()},
-        seed=None if request.seed == -1 else request.seed,
-        grammar=grammar if request.grammar is None else request.grammar,
-        logit_bias={int(token): value for token, value in bias.items()},
+        sampling=sampling,
         n_logprobs=n_logprobs,
     )
 
 
-def response_grammar(response_format: dict[str, Any]) -> str | None:
-    """GBNF of a ``response_format``; None where any text is allowed.
+def response_rules(response_format: dict[str, Any]) -> Rules | None:
+    """What a ``response_format`` asks for; None where any text is allowed.
 
     Raises
     ------
@@ -172,11 +202,11 @@ def response_grammar(response_format: dict[str, Any]) -> str | None:
     if kind == "text":
         return None
     if kind == "json_object":
-        return schema_grammar(response_format.get("schema", {"type": "object"}))
+        return schema_rules(response_format.get("schema", {"type": "object"}))
     if kind == "json_schema":
         holder = response_format.get("json_schema", response_format)
         if isinstance(holder, dict) and isinstance(holder.get("schema"), dict):
-            return schema_grammar(holder["schema"])
+            return schema_rules(holder["schema"])
     raise RequestError(
         400,
         'response_format must be {"type": "text"}, {"type": "json_object"} or '

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import threading
@@ -15,10 +16,14 @@ import uvicorn
 from edge_tr.errors import ConfigError
 from edge_tr.server.app import make_app
 from edge_tr.server.config import ServerConfig
+from edge_tr.server.connection import Connection
 from edge_tr.server.service import Service
 
-_SECONDS_TO_STOP = 5
+_SECONDS_TO_STOP = 1
 """How long open connections may take once the server is asked to stop."""
+
+_SECONDS_TO_END = 1.8
+"""After this long from a signal the process ends, whatever still runs in native code."""
 
 
 def listen(config: ServerConfig) -> socket.socket:
@@ -47,12 +52,14 @@ class Server(uvicorn.Server):
                 log_level="warning",
                 access_log=False,
                 server_header=False,
+                http=Connection,
                 ws="none",
                 timeout_graceful_shutdown=_SECONDS_TO_STOP,
             )
         )
         self._service = service
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._end: threading.Timer | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """As uvicorn does it; the loop is kept, so that ``stop`` can reach it."""
@@ -67,7 +74,16 @@ class Server(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Stop at a signal."""
+        if self._end is None:
+            self._end = threading.Timer(_SECONDS_TO_END, os._exit, (0,))
+            self._end.daemon = True
+            self._end.start()
         self.stop()
+
+    def ended(self) -> None:
+        """All that runs has ended and is saved, so the process need not be ended."""
+        if self._end is not None:
+            self._end.cancel()
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

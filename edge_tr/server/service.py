@@ -1,25 +1,27 @@
-"""What the server answers with: an open model, its worker, and completions made of requests."""
+"""What the server answers with: an open model, its worker, and answers made of requests."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import replace
+from typing import TypeVar
 
+from edge_tr.answer import Answer
 from edge_tr.chat.text import Piece
-from edge_tr.chat.tools import call_schema, check_tools, chosen_tools
-from edge_tr.completion import Completion, chat_tokens, schema_grammar
+from edge_tr.chat.calls import call_schema, check_tools, chosen_tools
 from edge_tr.errors import ConfigError
+from edge_tr.constrain.constraint import Rules
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError
 from edge_tr.server.metrics import Metrics
 from edge_tr.server.replies import ChatReply, Reply, TextReply
-from edge_tr.server.requests import ChatRequest, CompletionRequest, make_config, response_grammar
+from edge_tr.server.requests import ChatRequest, CompletionRequest, make_config, response_rules
 from edge_tr.server.worker import Job, QueueFullError, Worker
-
-if TYPE_CHECKING:
-    from edge_tr import Llama
+from edge_tr.session import Session
+from edge_tr.target import Int32
 
 T = TypeVar("T")
 
@@ -29,17 +31,17 @@ class Service:
 
     Parameters
     ----------
-    llm : the open model; whoever opened it closes it, after ``close``.
+    session : the open model; whoever opened it closes it, after ``close``.
     name : of the model, for clients.
     embedder : of texts, or None where there are no embeddings.
     config : limits.
     """
 
     def __init__(
-        self, llm: Llama, name: str, embedder: Embedder | None, config: ServerConfig
+        self, session: Session, name: str, embedder: Embedder | None, config: ServerConfig
     ) -> None:
-        self.llm, self.name, self.embedder, self.config = llm, name, embedder, config
-        self.worker = Worker(lambda: llm.cancel(), config.max_waiting)
+        self.session, self.name, self.embedder, self.config = session, name, embedder, config
+        self.worker = Worker(config.max_waiting)
         self.metrics = Metrics(lambda: self.worker.n_jobs)
         self.started_s = int(time.time())
 
@@ -50,16 +52,22 @@ class Service:
         if request.tool_choice == "none":
             tools = []
         if must_call:
-            grammar: str | None = schema_grammar(call_schema(must_call))
+            rules: Rules | None = schema_rules(call_schema(must_call), "schema of the tools")
         else:
-            grammar = response_grammar(request.response_format)
-        prompt = chat_tokens(self.llm, request.messages, tools)
-        if prompt is None:
-            raise ConfigError("the model has no chat template, so it can only continue a text")
+            rules = response_rules(request.response_format)
+        model = self.session.model
+        options = request.chat_template_kwargs
+        if request.reasoning_effort is not None:
+            options = {"reasoning_effort": request.reasoning_effort} | options
+        prompt = model.chat_tokens(request.messages, tools, must=True, options=options)
+        config = make_config(request, rules)
+        is_free = config.sampling.grammar is None
+        if is_free:
+            config = replace(config, shown=model.mark_tokens())
         return ChatReply(
-            Completion(self.llm, prompt, make_config(request, grammar)),
+            self.session.answer(prompt, config),
             self.name,
-            tools=tools,
+            reader=model.reader(prompt, tools, is_free=is_free),
             steps=request.steps,
             live_timings=request.timings_per_token,
         )
@@ -71,30 +79,30 @@ class Service:
         if request.echo and config.n_logprobs is not None:
             raise RequestError(400, "logprobs with echo are not supported", param="logprobs")
         return TextReply(
-            Completion(self.llm, prompt, config),
+            self.session.answer(prompt, config),
             self.name,
             echo=text if request.echo else "",
             steps=request.steps,
             live_timings=request.timings_per_token,
         )
 
-    def _prompt(self, prompt: str | Sequence[object]) -> tuple[str, list[int]]:
+    def _prompt(self, prompt: str | Sequence[object]) -> tuple[str, Sequence[int] | Int32]:
         """The one prompt of a request, as text and as tokens."""
+        model = self.session.model
         if isinstance(prompt, list) and len(prompt) == 1 and not isinstance(prompt[0], int):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            data = prompt.encode("utf-8", "replace")
-            return data.decode(), self.llm.tokenize(data, add_bos=True, special=True)
+            return prompt.encode("utf-8", "replace").decode(), model.tokenize(prompt)
         if not all(isinstance(token, int) for token in prompt):
             raise RequestError(400, "only one prompt for each request is supported", param="prompt")
         tokens = [int(token) for token in prompt]  # type: ignore[call-overload]
         for token in tokens:
-            if not 0 <= token < self.llm.n_vocab():
+            if not 0 <= token < model.n_vocab:
                 raise ConfigError(f"token {token} is not in the vocabulary")
-        return self.llm.detokenize(tokens).decode("utf-8", "replace"), tokens
+        return model.detokenize(tokens).decode("utf-8", "replace"), tokens
 
-    def start(self, completion: Completion) -> Job[Piece]:
-        """Queue a completion.
+    def start(self, answer: Answer) -> Job[Piece]:
+        """Queue an answer.
 
         Raises
         ------
@@ -103,13 +111,13 @@ class Service:
 
         def work() -> Generator[Piece, None, None]:
             try:
-                yield from completion
+                yield from answer
             finally:
-                self.metrics.count(completion)
+                self.metrics.count(answer)
 
-        return self._submit(work)
+        return self._submit(work, answer.cancel)
 
-    def embed(self, texts: list[str]) -> Job[tuple[list[list[float]], int]]:
+    def embed(self, texts: list[str] | list[list[int]]) -> Job[tuple[list[list[float]], int]]:
         """Queue texts to embed.
 
         Raises
@@ -123,11 +131,15 @@ class Service:
         def work() -> Generator[tuple[list[list[float]], int], None, None]:
             yield embedder.embed(texts)
 
-        return self._submit(work)
+        return self._submit(work, embedder.cancel)
 
-    def _submit(self, work: Callable[[], Generator[T, None, None]]) -> Job[T]:
+    def _submit(
+        self,
+        work: Callable[[], Generator[T, None, None]],
+        interrupt: Callable[[], object] = lambda: None,
+    ) -> Job[T]:
         try:
-            return self.worker.submit(work)
+            return self.worker.submit(work, interrupt)
         except QueueFullError:
             raise RequestError(
                 503,

@@ -13,31 +13,30 @@ from edge_tr.errors import CancelledError
 
 T = TypeVar("T")
 
-_CANCEL_AGAIN_S = 0.05
-"""A cancel that comes just before a generation begins would be lost, so it is repeated."""
-
 
 class QueueFullError(Exception):
     """As many requests wait as may."""
 
 
 class Job(Generic[T]):
-    """Work whose results are awaited one by one: ``async for result in job``."""
+    """Work whose results are awaited one by one: ``async for result in job``.
+
+    Parameters
+    ----------
+    work : makes the results.
+    interrupt : makes the work raise CancelledError soon, even if it has not begun; from any thread.
+    """
 
     def __init__(
-        self, work: Callable[[], Generator[T, None, None]], interrupt: Callable[[], None]
+        self, work: Callable[[], Generator[T, None, None]], interrupt: Callable[[], object]
     ) -> None:
         self._work, self._interrupt = work, interrupt
         self._loop = asyncio.get_running_loop()
         self._results: asyncio.Queue[tuple[T] | Exception | None] = asyncio.Queue()
-        self._lock = threading.Lock()
-        self._running = False
         self.cancelled = False
 
     def run(self) -> None:
         """Do the work, in the worker's thread."""
-        with self._lock:
-            self._running = True
         try:
             if self.cancelled:
                 raise CancelledError("the request was cancelled")
@@ -49,18 +48,12 @@ class Job(Generic[T]):
             end: Exception | None = None
         except Exception as error:  # raised again where the results are awaited
             end = error
-        finally:
-            with self._lock:
-                self._running = False
         self._put(end)
 
     def cancel(self) -> None:
-        """End the work soon; in the event loop's thread. Results still come until it ends."""
+        """End the work soon. Results still come until it ends."""
         self.cancelled = True
-        with self._lock:
-            if self._running:
-                self._interrupt()
-                self._loop.call_later(_CANCEL_AGAIN_S, self.cancel)
+        self._interrupt()
 
     def _put(self, result: tuple[T] | Exception | None) -> None:
         if not self._loop.is_closed():
@@ -81,12 +74,11 @@ class Worker:
 
     Parameters
     ----------
-    interrupt : makes the work that is running raise CancelledError; from any thread.
     max_waiting : jobs that may wait while one runs.
     """
 
-    def __init__(self, interrupt: Callable[[], None], max_waiting: int) -> None:
-        self._interrupt, self._max_waiting = interrupt, max_waiting
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
         self._queue: SimpleQueue[Job[object] | None] = SimpleQueue()
         self._jobs: list[Job[object]] = []
         self._lock = threading.Lock()
@@ -99,15 +91,21 @@ class Worker:
         """Jobs that run or wait, those that were cancelled left out."""
         return sum(not job.cancelled for job in tuple(self._jobs))
 
-    def submit(self, work: Callable[[], Generator[T, None, None]]) -> Job[T]:
+    def submit(
+        self, work: Callable[[], Generator[T, None, None]], interrupt: Callable[[], object]
+    ) -> Job[T]:
         """A job that does the work when its turn comes; called in the event loop.
+
+        Parameters
+        ----------
+        work, interrupt : see ``Job``.
 
         Raises
         ------
         QueueFullError : as many wait as may.
         CancelledError : the worker stops.
         """
-        job = Job(work, self._interrupt)
+        job = Job(work, interrupt)
         with self._lock:
             if self._stopping:
                 raise CancelledError("the server is stopping")
@@ -118,7 +116,7 @@ class Worker:
         return job
 
     def stop(self) -> None:
-        """Cancel every job and take no more; in the event loop's thread."""
+        """Cancel every job and take no more."""
         with self._lock:
             self._stopping = True
             jobs = list(self._jobs)

@@ -225,6 +225,47 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         return true;
     }
 
+    // Values weighted for one token that is on a branch (see Order); false: it is not.
+    static bool branch(const ggml_tensor * op, const ggml_tensor * mask, int64_t token, const char * data, int64_t n_rows,
+                       const float * const * in, int n, float * const * out) {
+#if defined(EDGE_KERNELS)
+        constexpr int       WIDEST = Order::MOST + 16, GROUP = 4;
+        const ggml_tensor * w = op->src[0];
+        const size_t        size = ggml_type_size(w->type);
+        Order               order;
+        order.find(mask->type, (const char *) mask->data + token * mask->nb[1], w->ne[0], LANES);
+        if (order.n == 0) return false;
+        alignas(64) char values[ROWS * WIDEST * 4];
+        float            weights[GROUP][WIDEST];
+        const int        columns = (order.n + LANES - 1) / LANES * LANES;
+        const float *    x[GROUP];
+        float *          y[GROUP];
+        for (int64_t r0 = 0; r0 < n_rows; r0 += ROWS) {
+            const int64_t m = std::min(ROWS, n_rows - r0);
+            for (int64_t r = 0; r < m; r++) {
+                char * to = values + r * WIDEST * size;
+                for (int k = 0; k < order.n; k++) memcpy(to + k * size, data + (r0 + r) * w->nb[1] + order.cell[k] * size, size);
+                memset(to + order.n * size, 0, (columns - order.n) * size);
+            }
+            for (int h = 0; h < n; h += GROUP) {
+                const int g = std::min(GROUP, n - h);
+                for (int j = 0; j < g; j++) {
+                    for (int k = 0; k < columns; k++) weights[j][k] = k < order.n ? in[h + j][order.cell[k]] : 0.0f;
+                    x[j] = weights[j];
+                    y[j] = out[h + j] + r0;
+                }
+                const More more = {values, WIDEST * size, columns, x};
+                dense_product(w->type, data + r0 * w->nb[1], w->nb[1], m, order.start, in + h, g, y, &more);
+            }
+        }
+        return true;
+#else
+        (void) op, (void) mask, (void) token, (void) data, (void) n_rows, (void) in, (void) n, (void) out;
+        return false;
+#endif
+    }
+
+  public:
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor * w = op->src[0];
         const ggml_tensor * x = op->src[1];
@@ -232,20 +273,26 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         const int64_t       share = x->ne[2] / w->ne[2], share3 = x->ne[3] / w->ne[3];
         const int64_t       planes = w->ne[2] * x->ne[3], total = planes * pieces;
         const int64_t       first = total * params->ith / params->nth, last = total * (params->ith + 1) / params->nth;
+        const ggml_tensor * weights_mask = x->op == GGML_OP_SOFT_MAX && x->src[1] && x->src[1]->ne[2] == 1 && x->src[1]->ne[3] == 1 ? x->src[1] : nullptr;
         for (int64_t i = first; i < last;) {
             const int64_t plane = i / pieces, i2 = plane % w->ne[2], i3 = plane / w->ne[2];
             const int64_t from = i % pieces, to = std::min(pieces, from + last - i);
+            const char *  data = (const char *) w->data + i2 * w->nb[2] + i3 / share3 * w->nb[3] + from * ROWS * w->nb[1];
+            const int64_t n_rows = std::min(rows, to * ROWS) - from * ROWS;
             const float * in[MOST];
             float *       out[MOST];
             int           n = 0;
-            for (int64_t h = i2 * share; h < (i2 + 1) * share; h++) {
-                for (int64_t t = 0; t < x->ne[1]; t++, n++) {
+            for (int64_t t = 0; t < x->ne[1]; t++) {
+                const int first_column = n;
+                for (int64_t h = i2 * share; h < (i2 + 1) * share; h++, n++) {
                     in[n] = (const float *) ((const char *) x->data + t * x->nb[1] + h * x->nb[2] + i3 * x->nb[3]);
                     out[n] = (float *) ((char *) op->data + t * op->nb[1] + h * op->nb[2] + i3 * op->nb[3]) + from * ROWS;
                 }
+                if (weights_mask && branch(op, weights_mask, t, data, n_rows, in + first_column, (int) share, out + first_column)) {
+                    n = first_column;
+                }
             }
-            const char * data = (const char *) w->data + i2 * w->nb[2] + i3 / share3 * w->nb[3] + from * ROWS * w->nb[1];
-            dense_product(w->type, data, w->nb[1], std::min(rows, to * ROWS) - from * ROWS, w->ne[0], in, n, out);
+            if (n > 0) dense_product(w->type, data, w->nb[1], n_rows, w->ne[0], in, n, out);
             i += to - from;
         }
         return true;
@@ -410,7 +457,8 @@ class BufferType : public ggml::cpu::extra_buffer_type {
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const bool plain = op->op == GGML_OP_MUL_MAT, by_id = op->op == GGML_OP_MUL_MAT_ID;
-        if (!(plain || by_id) || !ours(op->src[0]) || !active(EDGE_TR_WEIGHTS)) return false;
+        if (!(plain || by_id) || !ours(op->src[0])) return false;
+        if (!op->src[0]->data && !active(EDGE_TR_WEIGHTS)) return false;  // asked before weights are placed
         if (!format(op->src[0]->type) || ggml_n_dims(op->src[0]) != (plain ? 2 : 3)) return false;
         const ggml_tensor * x = op->src[1];
         return x->type == GGML_TYPE_F32 && (!x->buffer || ggml_backend_buft_is_host(x->buffer->buft));

@@ -29,7 +29,7 @@ constexpr int tile_rows(int n) { return n <= 2 ? 8 : 4; }
 #    endif
 
 template <Type TYPE, int R, int N>
-static void tile(const char * w, size_t stride, int64_t columns, const float * const * x, float * const * y, int64_t row) {
+static void tile(const char * w, size_t stride, int64_t columns, const float * const * x, float * const * y, int64_t row, const More * more, int t0) {
     using E = Element<TYPE>;
     using T = typename E::T;
     const T * p[R];
@@ -45,7 +45,16 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
             for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
         }
     }
-    if (whole < columns) {  // the last few, with zeros behind them
+    if (more) {
+        for (int64_t c = 0; c < more->columns; c += LANES) {
+            floats v[R];
+            for (int r = 0; r < R; r++) v[r] = E::get((const T *) (more->w + (size_t) (row + r) * more->stride) + c);
+            for (int t = 0; t < N; t++) {
+                const floats a = load(more->x[t0 + t] + c);
+                for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
+            }
+        }
+    } else if (whole < columns) {  // the last few, with zeros behind them
         const size_t left = (size_t) (columns - whole);
         floats v[R];
         for (int r = 0; r < R; r++) {
@@ -79,16 +88,16 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
 
 template <Type TYPE, int N>
 static void rows_n(const char * w, size_t stride, int64_t first, int64_t last, int64_t columns,
-                   const float * const * x, float * const * y) {
+                   const float * const * x, float * const * y, const More * more, int t0) {
     constexpr int R = tile_rows(N);
     int64_t row = first;
-    for (; row + R <= last; row += R) tile<TYPE, R, N>(w, stride, columns, x, y, row);
-    for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row);
+    for (; row + R <= last; row += R) tile<TYPE, R, N>(w, stride, columns, x, y, row, more, t0);
+    for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row, more, t0);
 }
 
 template <Type TYPE>
 static void product(const char * w, size_t stride, int64_t rows, int64_t columns,
-                    const float * const * x, int n, float * const * y) {
+                    const float * const * x, int n, float * const * y, const More * more) {
     const int     groups = (n + MOST - 1) / MOST;
     const int64_t step = groups == 1 ? rows : 12;  // these rows stay in the cache for all groups
     for (int64_t first = 0; first < rows; first += step) {
@@ -96,13 +105,13 @@ static void product(const char * w, size_t stride, int64_t rows, int64_t columns
         for (int g = 0; g < groups; g++) {
             const int t = g * n / groups;
             switch ((g + 1) * n / groups - t) {
-                case 1: rows_n<TYPE, 1>(w, stride, first, last, columns, x + t, y + t); break;
-                case 2: rows_n<TYPE, 2>(w, stride, first, last, columns, x + t, y + t); break;
-                case 3: rows_n<TYPE, 3>(w, stride, first, last, columns, x + t, y + t); break;
-                case 4: rows_n<TYPE, 4>(w, stride, first, last, columns, x + t, y + t); break;
+                case 1: rows_n<TYPE, 1>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 2: rows_n<TYPE, 2>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 3: rows_n<TYPE, 3>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 4: rows_n<TYPE, 4>(w, stride, first, last, columns, x + t, y + t, more, t); break;
 #    if !defined(EDGE_AVX2)
-                case 5: rows_n<TYPE, 5>(w, stride, first, last, columns, x + t, y + t); break;
-                case 6: rows_n<TYPE, 6>(w, stride, first, last, columns, x + t, y + t); break;
+                case 5: rows_n<TYPE, 5>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 6: rows_n<TYPE, 6>(w, stride, first, last, columns, x + t, y + t, more, t); break;
 #    endif
                 default: break;
             }
@@ -113,11 +122,11 @@ static void product(const char * w, size_t stride, int64_t rows, int64_t columns
 bool has_dense(int type) { return type == F16 || type == BF16 || type == F32; }
 
 void dense_product(int type, const char * w, size_t stride, int64_t rows, int64_t columns,
-                   const float * const * x, int n, float * const * y) {
+                   const float * const * x, int n, float * const * y, const More * more) {
     switch (type) {
-        case F16: return product<F16>(w, stride, rows, columns, x, n, y);
-        case BF16: return product<BF16>(w, stride, rows, columns, x, n, y);
-        case F32: return product<F32>(w, stride, rows, columns, x, n, y);
+        case F16: return product<F16>(w, stride, rows, columns, x, n, y, more);
+        case BF16: return product<BF16>(w, stride, rows, columns, x, n, y, more);
+        case F32: return product<F32>(w, stride, rows, columns, x, n, y, more);
         default: return;
     }
 }
@@ -125,7 +134,7 @@ void dense_product(int type, const char * w, size_t stride, int64_t rows, int64_
 #else
 
 bool has_dense(int) { return false; }
-void dense_product(int, const char *, size_t, int64_t, int64_t, const float * const *, int, float * const *) {}
+void dense_product(int, const char *, size_t, int64_t, int64_t, const float * const *, int, float * const *, const More *) {}
 
 #endif
 

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "../../native/kernels/attention.h"
-#include "../../native/kernels/dense.h"
-#include "../../native/kernels/quantized.h"
+#include "attention.h"
+#include "dense.h"
+#include "quantized.h"
 
 namespace {
 
@@ -45,12 +45,23 @@ struct Random {  // splitmix64
     }
 } rng = {0};
 
+#if defined(EDGE_KERNELS)
+
 // -- numbers --
 
-double half(uint16_t h) {
+double read_half(uint16_t h) {
     const int e = (h >> 10) & 31, m = h & 1023;
     const double x = e == 0 ? std::ldexp(m, -24) : e < 31 ? std::ldexp(1024 + m, e - 25) : m ? NAN : INFINITY;
     return h & 0x8000 ? -x : x;
+}
+
+double half(uint16_t h) {
+    static const std::vector<double> all = [] {
+        std::vector<double> values;
+        for (int i = 0; i < 65536; i++) values.push_back(read_half((uint16_t) i));
+        return values;
+    }();
+    return all[h];
 }
 
 uint16_t to_half(double x) {  // nearest below in size, enough to make numbers
@@ -153,20 +164,27 @@ Floats random_row(int64_t n, int what) {
 
 struct Result { double value, size; };  // and the sum of the sizes of what was added
 
-// The twin of a product: quantise each block of activations, then add up.
-Result twin(const Kind & kind, const uint8_t * row, const Floats & x) {
-    Result sum = {0, 0};
+// The twin of a product: the activations as they are once quantised block by block ...
+std::vector<double> rounded(const Kind & kind, const Floats & x) {
+    std::vector<double> y;
     for (size_t from = 0; from < x.size(); from += (size_t) kind.columns) {
         float largest = 0;
         for (int c = 0; c < kind.columns; c++) largest = std::fmax(largest, std::fabs(x[from + (size_t) c]));
-        const double step = (double) largest / 127;
+        const float inverse = largest < 1e-36f ? 0 : 127.0f / largest;
         for (int c = 0; c < kind.columns; c++) {
-            const float inverse = largest < 1e-36f ? 0 : 127.0f / largest;
-            const double a = step * std::nearbyint(x[from + (size_t) c] * inverse);
-            const Weight w = weight(kind, row, (int64_t) from + c);
-            sum.value += (w.product + w.offset) * a;
-            sum.size += (std::fabs(w.product) + std::fabs(w.offset)) * std::fabs(a);
+            y.push_back((double) largest / 127 * std::nearbyint(x[from + (size_t) c] * inverse));
         }
+    }
+    return y;
+}
+
+// ... times one row of weights.
+Result twin(const Kind & kind, const uint8_t * row, const std::vector<double> & x) {
+    Result sum = {0, 0};
+    for (size_t c = 0; c < x.size(); c++) {
+        const Weight w = weight(kind, row, (int64_t) c);
+        sum.value += (w.product + w.offset) * x[c];
+        sum.size += (std::fabs(w.product) + std::fabs(w.offset)) * std::fabs(x[c]);
     }
     return sum;
 }
@@ -176,8 +194,8 @@ std::vector<Floats> product(const edge::Format * f, const Bytes & panels, int64_
                             const std::vector<Floats> & x, int first, int n) {
     constexpr float GUARD = 12345.0f;
     std::vector<Floats> y((size_t) n, Floats((size_t) rows + 3, GUARD));
-    for (int g = 0; g < edge::group_count(n); g++) {
-        const int start = (int) edge::group_start(n, g), count = edge::group_size(n, g);
+    for (int g = 0; g < edge::group_count(f, n); g++) {
+        const int start = (int) edge::group_start(f, n, g), count = edge::group_size(f, n, g);
         Bytes act((size_t) (count * blocks) * f->activation_bytes, 0xff);
         std::vector<const float *> in;
         for (int t = 0; t < count; t++) in.push_back(x[(size_t) (first + start + t)].data());
@@ -199,10 +217,22 @@ std::vector<Floats> product(const edge::Format * f, const Bytes & panels, int64_
     return y;
 }
 
+void check_groups(const edge::Format * f) {
+    for (int64_t n = 1; n <= 70; n++) {
+        int64_t at = 0;
+        for (int g = 0; g < edge::group_count(f, n); g++) {
+            check(edge::group_start(f, n, g) == at && edge::group_size(f, n, g) > 0, "group %d of %d", g, (int) n);
+            at += edge::group_size(f, n, g);
+        }
+        check(at == n, "the groups of %d hold %d", (int) n, (int) at);
+    }
+}
+
 void check_quantized(const Kind & kind, int64_t rows, int64_t blocks) {
     const edge::Format * f = edge::format(kind.type);
     check(f != nullptr, "%s: no kernel", kind.name);
     if (!f) return;
+    check_groups(f);
     check(f->block == kind.columns && f->block_bytes == (size_t) kind.bytes, "%s: size of a block", kind.name);
     const int64_t columns = blocks * kind.columns;
     const Bytes weights = random_rows(kind, rows, blocks);
@@ -213,8 +243,9 @@ void check_quantized(const Kind & kind, int64_t rows, int64_t blocks) {
     std::vector<Floats> one;
     for (int t = 0; t < 33; t++) one.push_back(product(f, panels, rows, blocks, x, t, 1)[0]);
     for (int t = 0; t < 9; t++) {
+        const std::vector<double> activations = rounded(kind, x[(size_t) t]);
         for (int64_t r = 0; r < rows; r++) {
-            const Result want = twin(kind, weights.data() + r * blocks * kind.bytes, x[(size_t) t]);
+            const Result want = twin(kind, weights.data() + r * blocks * kind.bytes, activations);
             const double slack = want.size * (2.0 * (double) blocks + 20) * 0x1p-24 + (double) blocks * 1e-34;
             const float got = one[(size_t) t][(size_t) r];
             check(want.size > 1e38 || std::fabs(got - want.value) <= slack,
@@ -474,7 +505,7 @@ void check_attention(const Case & c) {
     };
     for (int threads : {2, 3}) compare(p.run(0, c.tokens, c.cells, threads), 0, c.tokens, -1, "with more threads");
     for (int64_t t = 0; t < c.tokens; t++) compare(p.run(t, 1, c.cells, 1 + (int) t % 2), t, 1, -1, "alone");
-    for (int64_t n = 2; n < c.tokens; n++) {
+    for (int64_t n = 2; n < c.tokens; n += n < 16 ? 1 : 9) {
         const int64_t first = rng.below((int) (c.tokens - n) + 1);
         compare(p.run(first, n, c.cells, 2), first, n, -1, "in another width");
     }
@@ -496,10 +527,49 @@ void check_attention(const Case & c) {
     compare(p.run(0, c.tokens, c.cells, 2), 0, c.tokens, sick, "beside a NaN");
 }
 
+// -- softmax --
+
+void check_softmax(int64_t n, int mask_type, bool sink) {  // mask_type < 0: none
+    Floats x = random_row(n + 40, 0);
+    for (float & v : x) v *= 10;
+    Bytes mask((size_t) ((n + 40) * (mask_type == edge::F32 ? 4 : 2)));
+    for (int64_t i = 0; i < n + 40 && mask_type >= 0; i++) {
+        const bool hidden = i >= n || rng.below(3) == 0;
+        const float value = -(float) rng.below(20);
+        if (mask_type == edge::F32) set_element(mask_type, mask.data(), i, hidden ? -INFINITY : value);
+        else write16(mask.data() + 2 * i, hidden ? 0xfc00 : to_half(value));
+    }
+    const float sinks = rng.normal();
+    edge::Softmax s = {n, 0.3f, 0.5f, mask_type, mask_type < 0 ? nullptr : (const char *) mask.data(), sink ? &sinks : nullptr};
+    Floats y((size_t) n + 3, 7.0f);
+    edge::softmax(s, x.data(), y.data());
+    std::vector<double> want;
+    double top = sink ? sinks : -INFINITY;
+    for (int64_t i = 0; i < n; i++) {
+        want.push_back(0.3 * x[(size_t) i] + (mask_type < 0 ? 0 : 0.5 * element(mask_type, mask.data(), i)));
+        top = std::fmax(top, want.back());
+    }
+    double sum = sink ? std::exp(sinks - top) : 0, off = 0;
+    for (double & w : want) sum += w = std::isinf(top) ? 0 : std::exp(w - top);
+    for (int64_t i = 0; i < n; i++) {
+        off = std::fmax(off, std::fabs(y[(size_t) i] - (sum == 0 ? 0 : want[(size_t) i] / sum)));
+        check(std::isfinite(y[(size_t) i]), "softmax of %d: not finite", (int) n);
+    }
+    check(off < 4e-6, "softmax of %d, mask %d%s: off by %g", (int) n, mask_type, sink ? ", sink" : "", off);
+    for (int i = 0; i < 3; i++) check(y[(size_t) (n + i)] == 7.0f, "softmax of %d wrote behind its end", (int) n);
+    if (mask_type < 0) return;
+    s.n = n + 40;
+    Floats longer((size_t) s.n, NAN);
+    edge::softmax(s, x.data(), longer.data());
+    bool equal = true;
+    for (int64_t i = 0; i < s.n; i++) equal &= same(longer[(size_t) i], i < n ? y[(size_t) i] : 0.0f);
+    check(equal, "softmax of %d differs with hidden cells behind", (int) n);
+}
+
 void check_attentions() {
     const int types[] = {edge::F16, edge::Q8_0, edge::BF16, edge::F32}, sizes[] = {64, 80, 96, 128, 256};
     const int cells[] = {1, 37, 128, 200, 300, 400};
-    for (int i = 0; i < 60; i++) {
+    for (int i = 0; i < 48; i++) {
         Case c = {};
         c.k_type = types[i % 4];
         c.v_type = i % 3 ? c.k_type : types[rng.below(4)];
@@ -509,7 +579,7 @@ void check_attentions() {
         if (c.v_type == edge::Q8_0) c.v_size = (c.v_size + 31) / 32 * 32;
         c.kv_heads = 1 + i % 2;
         c.heads = c.kv_heads * (1 + rng.below(4));
-        c.tokens = i % 6 == 0 ? 16 : 1 + rng.below(8);
+        c.tokens = i == 7 ? 37 : i % 6 == 0 ? 16 : 1 + rng.below(8);
         c.cells = cells[rng.below(6)];
         c.mask = i % 6;
         c.sinks = rng.below(3) == 0;
@@ -519,23 +589,13 @@ void check_attentions() {
     }
 }
 
-void check_groups() {
-    for (int64_t n = 1; n <= 600; n++) {
-        int64_t at = 0;
-        for (int g = 0; g < edge::group_count(n); g++) {
-            check(edge::group_start(n, g) == at && edge::group_size(n, g) > 0, "group %d of %d", g, (int) n);
-            at += edge::group_size(n, g);
-        }
-        check(at == n, "the groups of %d hold %d", (int) n, (int) at);
-    }
-}
+#endif
 
 }  // namespace
 
 int main(int argc, char ** argv) {
     rng.state = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 1;
 #if defined(EDGE_KERNELS)
-    check_groups();
     for (const Kind & kind : KINDS) {
         const int super = kind.columns == 256;
         const int rows[] = {1, 5, 16, 17, 43}, blocks[] = {1, 2, 3, 5, super ? 4 : 9};
@@ -544,6 +604,9 @@ int main(int argc, char ** argv) {
     for (int type : {edge::F16, edge::BF16, edge::F32}) {
         const int rows[] = {1, 3, 8, 9, 16, 37}, columns[] = {1, 5, 16, 17, 64, 83, 259};
         for (int c : columns) check_dense(type, rows[rng.below(6)], c);
+    }
+    for (int n : {1, 7, 16, 33, 64, 100, 257}) {
+        for (int type : {-1, (int) edge::F16, (int) edge::F32}) check_softmax(n, type, rng.below(2));
     }
     check_attentions();
     const char * isa = edge::ISA;

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from edge_tr.chat.messages import ChatTemplate, check_messages
+from edge_tr.chat.history import check_messages
+from edge_tr.chat.template import ChatTemplate
 from edge_tr.errors import ConfigError
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE
 

@@ -1,0 +1,147 @@
+"""JSON schemas: checked, and written as llguidance reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from edge_tr.constrain.constraint import Rules
+from edge_tr.errors import ConfigError
+
+MAX_BYTES = 1 << 18
+MAX_NESTING = 64
+
+_WHITESPACE = r"[ ]|\n[ ]{0,40}"
+"""Between the parts of a JSON text; without a bound a model may go on for ever."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties")
+_OPENS = frozenset({"additionalProperties", "patternProperties", "minProperties"})
+"""Keywords that say something of properties without a name."""
+
+
+def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
+    """What a text must follow to be JSON that a schema allows.
+
+    Parameters
+    ----------
+    schema : of draft 2020-12, as Python's ``json`` reads it.
+    name : for messages.
+
+    Raises
+    ------
+    ConfigError : it is too large or nested too deep, or uses something that cannot be enforced;
+        the text names it.
+    """
+    from llguidance import LLMatcher
+
+    if not isinstance(schema, (dict, bool)):
+        raise ConfigError(f"the {name} must be an object, not {schema!r:.40}")
+    _check_nesting(schema, name)
+    try:
+        text = json.dumps(schema, allow_nan=False).encode()
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"the {name} is not JSON: {error}") from None
+    if len(text) > MAX_BYTES:
+        raise ConfigError(f"the {name} has {len(text)} bytes; at most {MAX_BYTES} are allowed")
+    if isinstance(schema, dict):
+        schema = {key: value for key, value in schema.items() if key != "x-guidance"}
+        for part in _parts(schema):
+            _check_part(part, name)
+        if not any("allOf" in part or _is_joined(part) for part in _parts(schema)):
+            schema = _closed(schema)
+    grammar = LLMatcher.grammar_from_json_schema(
+        schema if isinstance(schema, dict) else {"allOf": [schema]},
+        overrides={"whitespace_pattern": _WHITESPACE},
+    )
+    is_error, told = LLMatcher.validate_grammar_with_warnings(grammar)
+    if is_error:
+        raise ConfigError(f"the {name} cannot be followed: {told[0].strip().splitlines()[0]:.300}")
+    return Rules(grammar, name)
+
+
+def _is_joined(part: dict[str, Any]) -> bool:
+    """Whether properties come from several places."""
+    return "properties" in part and any(key in part for key in ("$ref", "anyOf", "oneOf"))
+
+
+def _closed(schema: Any) -> Any:
+    """The schema without properties that it does not name, where it says nothing of them; small
+    models invent some for ever."""
+    if not isinstance(schema, dict):
+        return schema
+    closed = dict(schema)
+    for key in _SINGLE:
+        if key in schema:
+            closed[key] = _closed(schema[key])
+    for key in _LISTS:
+        if isinstance(schema.get(key), list):
+            closed[key] = [_closed(part) for part in schema[key]]
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            closed[key] = {name: _closed(part) for name, part in schema[key].items()}
+    names, required = schema.get("properties"), schema.get("required", [])
+    is_open = isinstance(names, dict) and names and not schema.keys() & _OPENS
+    if is_open and isinstance(required, list) and all(name in names for name in required):
+        closed["additionalProperties"] = False
+    return closed
+
+
+def _check_nesting(schema: Any, name: str) -> None:
+    level, here = 0, [schema]
+    while here:
+        level += 1
+        if level > MAX_NESTING:
+            raise ConfigError(f"the {name} is nested more than {MAX_NESTING} deep")
+        inside: list[Any] = []
+        for value in here:
+            if isinstance(value, dict):
+                inside += [v for v in value.values() if isinstance(v, (dict, list))]
+            elif isinstance(value, list):
+                inside += [v for v in value if isinstance(v, (dict, list))]
+        here = inside
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and every schema in it."""
+    if not isinstance(schema, dict):
+        return
+    yield schema
+    for key in _SINGLE:
+        yield from _parts(schema.get(key))
+    for key in _LISTS:
+        for part in schema[key] if isinstance(schema.get(key), list) else ():
+            yield from _parts(part)
+    for key in _MAPS:
+        if isinstance(schema.get(key), dict):
+            for part in schema[key].values():
+                yield from _parts(part)
+
+
+def _check_part(part: dict[str, Any], name: str) -> None:
+    """Refuse what llguidance would take and not enforce."""
+    least = part.get("minProperties", 0)
+    required = part.get("required")
+    n_required = len(required) if isinstance(required, list) else 0
+    if isinstance(least, int) and least > max(1, n_required):
+        raise ConfigError(
+            f"the {name} cannot be followed: minProperties {least} is above the {n_required} "
+            "required properties, and others may come twice"
+        )
+    for key in _WITH_NUMBERS:
+        if _has_large(part.get(key)):
+            raise ConfigError(f"the {name} cannot be followed: {key} holds a number above 2**53")
+
+
+_WITH_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",
+                 "multipleOf")  # fmt: skip
+
+
+def _has_large(value: Any) -> bool:
+    if isinstance(value, (int, float)):
+        return not abs(value) <= 1 << 53
+    if isinstance(value, dict):
+        return any(map(_has_large, value.values()))
+    return isinstance(value, list) and any(map(_has_large, value))
