@@ -30,7 +30,7 @@ def test_one_build_on_both_sides_changes_nothing(
 ) -> None:
     monkeypatch.setattr("edge_tr.models.path", lambda *_: tiny_model("llama"))
     monkeypatch.setattr("bench.builds.stock", lambda: None)
-    options = ["--models", "tiny", "--widths", "8", "--pieces", "1", "--threads", "1", "--json"]
+    options = ["--models", "tiny", "--widths", "8", "--pieces", "2", "--threads", "1", "--json"]
     assert perplexity.main(options) == 0
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (told["largest_change"], told["passed"]) == (0.0, True)
