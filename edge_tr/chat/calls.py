@@ -193,9 +193,7 @@ def _read_named(text: str, form: CallForm, functions: dict[str, Any]) -> _Found:
     return found
 
 
-def _names(
-    text: str, form: CallForm, functions: dict[str, Any]
-) -> list[tuple[str, int]]:
+def _names(text: str, form: CallForm, functions: dict[str, Any]) -> list[tuple[str, int]]:
     """The name of each call, and where it ends."""
     mark = (form.again or form.opener).strip()
     names = sorted(functions, key=len, reverse=True)

@@ -68,7 +68,9 @@ class Embedder:
             for tokens in given:
                 if self._is_cancelled:
                     raise CancelledError("the request was cancelled")
-                llm.tokenize = lambda _text, tokens=tokens: tokens  # the stock class reads text only
+                llm.tokenize = lambda _text, tokens=tokens: (
+                    tokens
+                )  # the stock class reads text only
                 vectors.append(llm.embed("", normalize=True))
         return vectors, sum(map(len, given))
 
