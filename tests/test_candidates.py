@@ -82,7 +82,7 @@ def test_what_is_learned_after_loading_is_newer() -> None:
     after = Candidates(before.matrix, n_pairs=4)
     after.load_arrays(stored(before))
     one = np.ones(1, dtype=np.int32)
-    after.recycle(one, one, one - 1, 1, one[:, None].repeat(4, 1), np.zeros((1, 4), np.float32))
+    after.recycle(one, one, one[:, None].repeat(4, 1), np.zeros((1, 4), np.float32))
     assert set(after.to_arrays()["pair_keys"][:-1]) < set(before.pair_keys)
     assert after.to_arrays()["pair_keys"][-1] == (1 << 32) | 1
 

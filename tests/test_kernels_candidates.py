@@ -17,21 +17,51 @@ SEEDS = range(12)
 PAIR_K = 4
 
 
-@dataclass
 class Learned:
     """The same knowledge as naive sources and as arrays."""
 
-    sources: naive.Sources
-    calibration: list[list[float]]
-    rows: Array
-    codes: Array
-    pair_keys: Array
-    pair_rows: Array
-    pair_codes: Array
+    def __init__(
+        self, sources: naive.Sources, calibration: Array, *, n_vocab: int, k: int, n_pairs: int
+    ) -> None:
+        self.naive = sources
+        self.calibration: list[list[float]] = calibration.tolist()
+        self.sources = kernels.Sources(
+            rows=np.full((n_vocab, k), -1, dtype=np.int32),
+            codes=np.zeros((n_vocab, k), dtype=np.uint8),
+            pair_keys=np.full(n_pairs, -1, dtype=np.int64),
+            pair_rows=np.full((n_pairs, PAIR_K), -1, dtype=np.int32),
+            pair_codes=np.zeros((n_pairs, PAIR_K), dtype=np.uint8),
+            pair_stamps=np.zeros(n_pairs, dtype=np.int64),
+            calibration=calibration.copy(),
+            rank_counts=np.zeros((2, kernels.N_SOURCES, 16)),
+        )
 
     @property
     def arrays(self) -> tuple[Array, ...]:
-        return self.rows, self.codes, self.pair_keys, self.pair_rows, self.pair_codes
+        return tuple(self.sources)
+
+    def insert(self, pairs: dict[tuple[int, int], naive.Row]) -> None:
+        """Enter two-token rows as from a file."""
+        kernels.insert_pairs(self.arrays, *pair_arrays(pairs))
+
+    def pairs(self) -> dict[tuple[int, int], naive.Row]:
+        """The two-token rows in the arrays."""
+        known = self.sources
+        return {
+            (int(key) >> 32, int(key) & 0xFFFFFFFF): [
+                (int(t), int(c)) for t, c in zip(row, code, strict=True) if t >= 0
+            ]
+            for key, row, code in zip(
+                known.pair_keys, known.pair_rows, known.pair_codes, strict=True
+            )
+            if key >= 0
+        }
+
+
+def nothing(*, n_vocab: int = 6, k: int = 4, n_pairs: int = 0) -> Learned:
+    """No row at all, and a calibration of ones."""
+    ones = np.ones((2, kernels.N_CELLS))
+    return Learned(naive.Sources(), ones, n_vocab=n_vocab, k=k, n_pairs=n_pairs)
 
 
 def random_row(rng: np.random.Generator, n_vocab: int, k: int) -> naive.Row:
@@ -57,19 +87,16 @@ def learn(seed: int, *, n_vocab: int = 6, k: int = 4, pairs: bool = True) -> Lea
 
 
 def as_arrays(sources: naive.Sources, calibration: Array, n_vocab: int, k: int) -> Learned:
-    rows = np.full((n_vocab, k), -1, dtype=np.int32)
-    codes = np.zeros((n_vocab, k), dtype=np.uint8)
+    n_pairs = 1 << 10 if sources.pair else 0
+    learned = Learned(sources, calibration, n_vocab=n_vocab, k=k, n_pairs=n_pairs)
+    rows, codes = learned.sources.rows, learned.sources.codes
     for token, row in sources.single.items():
         rows[token, : len(row)], codes[token, : len(row)] = zip(*row, strict=True)
-    size = 1 << 10 if sources.pair else 0
-    keys, stamps = np.full(size, -1, dtype=np.int64), np.zeros(size, dtype=np.int64)
-    pair_rows = np.full((size, PAIR_K), -1, dtype=np.int32)
-    pair_codes = np.zeros((size, PAIR_K), dtype=np.uint8)
-    new_keys, new_rows, new_codes = pair_arrays(sources.pair)
-    if size:
-        kernels.insert_pairs(keys, stamps, pair_rows, pair_codes, new_keys, new_rows, new_codes)
-        assert (keys >= 0).sum() == len(sources.pair), "a row found no place"
-    return Learned(sources, calibration.tolist(), rows, codes, keys, pair_rows, pair_codes)
+    if n_pairs:
+        learned.insert(sources.pair)
+        n_found = (learned.sources.pair_keys >= 0).sum()
+        assert n_found == len(sources.pair), "a row found no place"
+    return learned
 
 
 def pair_arrays(pairs: dict[tuple[int, int], naive.Row]) -> tuple[Array, Array, Array]:
@@ -81,17 +108,6 @@ def pair_arrays(pairs: dict[tuple[int, int], naive.Row]) -> tuple[Array, Array, 
     return np.array([(a << 32) | b for a, b in pairs], dtype=np.int64), rows, codes
 
 
-def pairs_of(keys: Array, rows: Array, codes: Array) -> dict[tuple[int, int], naive.Row]:
-    """The two-token rows in the arrays."""
-    return {
-        (int(key) >> 32, int(key) & 0xFFFFFFFF): [
-            (int(t), int(c)) for t, c in zip(row, code, strict=True) if t >= 0
-        ]
-        for key, row, code in zip(keys, rows, codes, strict=True)
-        if key >= 0
-    }
-
-
 class Index:
     """The match index of a text that grows."""
 
@@ -101,7 +117,7 @@ class Index:
         self.n = 0
 
     def matches(self, text: Array) -> list[naive.Match]:
-        kernels.index_text(text, self.n, len(text) - 1, self.heads, self.links)
+        kernels.index_tokens(text, self.n, len(text) - 1, self.heads, self.links)
         self.n = len(text) - 1
         found = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
         n = kernels.find_matches(text, len(text), self.heads, self.links, found[0], found[1])
@@ -113,6 +129,12 @@ def match_array(matches: list[naive.Match]) -> Array:
     if matches:
         array[:, : len(matches)] = np.array(matches, dtype=np.int32).T
     return array
+
+
+def committed(text: Array, matches: list[naive.Match], *, rate: float) -> kernels.Committed:
+    return kernels.Committed(
+        text, len(text), match_array(matches), len(matches), np.full(1, float(rate))
+    )
 
 
 @dataclass
@@ -150,33 +172,15 @@ def grow(
     price: float = 0.0,
     margin: float = 0.0,
 ) -> Grown:
-    size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
-    n_heap = (size + 1) * kernels.MAX_CANDIDATES
     token, parent, depth = np.full((3, max_nodes + 1), -9, dtype=np.int32)
     chance = np.zeros(max_nodes + 1, dtype=np.float32)
     n = kernels.grow_tree(
-        *learned.arrays,
-        np.array(learned.calibration),
-        text,
-        len(text),
-        match_array(matches),
-        len(matches),
-        np.full(1, learned.sources.rate),
-        max_nodes,
-        max_depth,
-        max_lanes,
-        np.zeros(max_nodes + 1) if seconds is None else seconds,
-        price,
-        margin,
-        np.zeros((7, size), dtype=np.int32),
-        np.zeros((3, size), dtype=np.float32),
-        np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32),
-        np.zeros(n_heap, dtype=np.float32),
-        np.zeros((2, n_heap), dtype=np.int32),
-        token,
-        parent,
-        depth,
-        chance,
+        learned.arrays,
+        tuple(committed(text, matches, rate=learned.naive.rate)),
+        (max_nodes, max_depth, max_lanes),
+        (np.zeros(max_nodes + 1) if seconds is None else seconds, price, margin),
+        kernels.make_scratch(max_nodes),
+        (token, parent, depth, chance),
     )
     return Grown(*(array[:n].tolist() for array in (token, parent, depth, chance)))
 
@@ -202,7 +206,7 @@ def known_chances(
     for node in range(len(tree.token)):
         path = tree.path(node)
         for child in naive.children(
-            learned.sources, learned.calibration, text.tolist(), matches, path, known[path]
+            learned.naive, learned.calibration, text.tolist(), matches, path, known[path]
         ):
             known[child.path] = child.chance
     return known
@@ -217,7 +221,7 @@ def test_grow_tree_takes_the_most_probable_paths(seed: int, pairs: bool) -> None
     for max_nodes, max_depth in ((0, 4), (1, 4), (5, 1), (12, 3), (30, 5)):
         tree = grow(learned, text, matches, max_nodes=max_nodes, max_depth=max_depth)
         best = naive.grow_tree(
-            learned.sources, learned.calibration, text.tolist(), matches, max_nodes, max_depth
+            learned.naive, learned.calibration, text.tolist(), matches, max_nodes, max_depth
         )
         # Paths as probable as the last one may be swapped, so that chances are compared.
         assert sorted(tree.chance[1:], reverse=True) == pytest.approx(
@@ -261,7 +265,7 @@ def test_one_lane_is_the_chain_of_best_children() -> None:
     tree = grow(learned, text, [], max_nodes=5, max_depth=5, max_lanes=1)
     path: tuple[int, ...] = ()
     for node in range(1, len(tree.token)):
-        best = naive.children(learned.sources, learned.calibration, text.tolist(), [], path)
+        best = naive.children(learned.naive, learned.calibration, text.tolist(), [], path)
         path = max(best, key=lambda candidate: candidate.chance).path
         assert tree.path(node) == path
     assert tree.n_nodes > 1
@@ -295,13 +299,13 @@ def test_a_tree_that_promises_no_more_than_the_margin_is_not_drafted(seed: int) 
 
 
 def test_nothing_known_grows_nothing() -> None:
-    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, 4)
+    learned = nothing()
     assert grow(learned, random_text(0), []).token == [random_text(0)[-1]]
 
 
 def test_a_match_past_the_end_of_the_text_reads_the_path_itself() -> None:
     # After "1 2 1 2" the match goes on with "1 2", and then with what it drafted itself.
-    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 3, 2)
+    learned = nothing(n_vocab=3, k=2)
     text = np.array([1, 2, 1, 2], dtype=np.int32)
     tree = grow(learned, text, [(2, 2)], max_nodes=6, max_depth=6)
     assert tree.path(6) == (1, 2, 1, 2, 1, 2)
@@ -309,8 +313,8 @@ def test_a_match_past_the_end_of_the_text_reads_the_path_itself() -> None:
 
 def test_a_token_that_stands_twice_in_a_row_is_one_candidate() -> None:
     sources = naive.Sources(single={0: [(1, 9), (1, 9), (1, 9)]})
-    learned = as_arrays(sources, np.ones((2, kernels.N_CELLS)), 3, 3)
-    learned.calibration = [[float(c) for c in range(kernels.N_CELLS)], [1000.0] * kernels.N_CELLS]
+    hits = np.arange(kernels.N_CELLS, dtype=np.float64)
+    learned = as_arrays(sources, np.stack((hits, np.full_like(hits, 1000.0))), 3, 3)
     tree = grow(learned, np.array([0], dtype=np.int32), [], max_depth=1)
     assert tree.path(1) == (1,)
     assert tree.n_nodes == 1
@@ -330,64 +334,54 @@ def test_matches_agree_in_32_tokens_at_most() -> None:
     assert Index(120).matches(text) == [(118 - 2 * i, 32) for i in range(kernels.MAX_MATCHES)]
 
 
-def recycle_arguments(seed: int, k: int, n: int = 7, n_vocab: int = 6) -> dict[str, Array]:
+def random_nodes(seed: int, k: int, n: int = 7, n_vocab: int = 6) -> kernels.Nodes:
     rng = np.random.default_rng(seed)
     logits = np.sort(rng.normal(0, 3, (n, n_vocab)).astype(np.float32))[:, ::-1]
     ids = np.argsort(rng.random((n, n_vocab)))[:, :k].astype(np.int32)
     values = np.ascontiguousarray(logits[:, :k])
     short = rng.random(n) < 0.3  # rows with fewer finite logits than k
     ids[short, k // 2 :], values[short, k // 2 :] = -1, -np.inf
-    return {
-        "before": rng.integers(-1, n_vocab, n).astype(np.int32),
-        "token": rng.integers(0, n_vocab, n).astype(np.int32),
-        "slot": rng.permutation(n).astype(np.int32),
-        "ids": ids,
-        "values": values,
-    }
+    return kernels.Nodes(
+        before=rng.integers(-1, n_vocab, n).astype(np.int32),
+        token=rng.integers(0, n_vocab, n).astype(np.int32),
+        slot=rng.permutation(n).astype(np.int32),
+        n=n,
+        ids=ids,
+        values=values,
+    )
 
 
 @pytest.mark.parametrize("by_rank", [False, True])
 @pytest.mark.parametrize("k", [2, 4, 6])
 @pytest.mark.parametrize("seed", SEEDS)
 def test_recycle_rows(seed: int, k: int, by_rank: bool) -> None:
-    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, k)
-    keys, stamps = np.full(4, -1, dtype=np.int64), np.zeros(4, dtype=np.int64)
-    pair_rows = np.full((4, PAIR_K), -1, dtype=np.int32)
-    pair_codes = np.zeros((4, PAIR_K), dtype=np.uint8)
+    learned = nothing(k=k, n_pairs=4)
     single: dict[int, naive.Row] = {}
     table = naive.PairTable()
     for stamp in range(1, 5):
-        new = recycle_arguments(100 * seed + stamp, k)
-        kernels.recycle_rows(
-            learned.rows, learned.codes, keys, stamps, pair_rows, pair_codes, stamp,
-            new["before"], new["token"], new["slot"], 7, new["ids"], new["values"], by_rank,
-        )  # fmt: skip
+        new = random_nodes(100 * seed + stamp, k)
+        kernels.recycle_rows(learned.arrays, tuple(new), stamp, by_rank)
         for i in range(7):
-            ids, values = new["ids"][new["slot"][i]], new["values"][new["slot"][i]]
+            ids, values = new.ids[new.slot[i]], new.values[new.slot[i]]
             coded = naive.codes_of(values.tolist(), by_rank=by_rank)
             row = [(int(t), c) for t, c in zip(ids, coded, strict=True) if t >= 0]
-            single[int(new["token"][i])] = row
-            if new["before"][i] >= 0:
-                pair = (int(new["before"][i]), int(new["token"][i]))
+            single[int(new.token[i])] = row
+            if new.before[i] >= 0:
+                pair = (int(new.before[i]), int(new.token[i]))
                 table.write(pair, row[:PAIR_K], stamp)
+    known = learned.sources
     found = {
         token: [(int(t), int(c)) for t, c in zip(*row, strict=True) if t >= 0]
-        for token, row in enumerate(zip(learned.rows, learned.codes, strict=True))
+        for token, row in enumerate(zip(known.rows, known.codes, strict=True))
     }
     assert {token: row for token, row in found.items() if row} == single
-    assert pairs_of(keys, pair_rows, pair_codes) == table.contents()
+    assert learned.pairs() == table.contents()
 
 
 def test_recycle_rows_without_two_token_rows() -> None:
-    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, 4)
-    new = recycle_arguments(0, 4)
-    stamps = np.zeros(0, dtype=np.int64)
-    kernels.recycle_rows(
-        learned.rows, learned.codes, learned.pair_keys, stamps, learned.pair_rows,
-        learned.pair_codes, 1, new["before"], new["token"], new["slot"], 7, new["ids"],
-        new["values"], False,
-    )  # fmt: skip
-    assert set(np.flatnonzero(learned.rows[:, 0] >= 0)) == set(new["token"].tolist())
+    learned, new = nothing(), random_nodes(0, 4)
+    kernels.recycle_rows(learned.arrays, tuple(new), 1, False)
+    assert set(np.flatnonzero(learned.sources.rows[:, 0] >= 0)) == set(new.token.tolist())
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -396,23 +390,20 @@ def test_insert_pairs_keeps_the_newest(seed: int) -> None:
     pairs = {
         (int(a), int(b)): random_row(rng, 9, PAIR_K) for a, b in rng.integers(0, 1 << 16, (9, 2))
     }
-    keys, stamps = np.full(4, -1, dtype=np.int64), np.zeros(4, dtype=np.int64)
-    rows, codes = np.full((4, PAIR_K), -1, dtype=np.int32), np.zeros((4, PAIR_K), dtype=np.uint8)
-    kernels.insert_pairs(keys, stamps, rows, codes, *pair_arrays(pairs))
+    learned = nothing(n_pairs=4)
+    learned.insert(pairs)
     table = naive.PairTable()
     for stamp, (pair, row) in enumerate(pairs.items()):
         table.write(pair, row, stamp + 1)
-    assert pairs_of(keys, rows, codes) == table.contents() == dict(list(pairs.items())[-4:])
+    assert learned.pairs() == table.contents() == dict(list(pairs.items())[-4:])
 
 
 def test_two_token_rows_spread_over_the_table() -> None:
     rng = np.random.default_rng(0)
     pairs = {(int(a), int(b)): [(0, 5)] for a, b in rng.zipf(1.2, (1 << 12, 2)) % 50_000}
-    keys, stamps = np.full(1 << 14, -1, dtype=np.int64), np.zeros(1 << 14, dtype=np.int64)
-    rows = np.full((1 << 14, PAIR_K), -1, dtype=np.int32)
-    codes = np.zeros((1 << 14, PAIR_K), dtype=np.uint8)
-    kernels.insert_pairs(keys, stamps, rows, codes, *pair_arrays(pairs))
-    assert (keys >= 0).sum() > 0.99 * len(pairs)
+    learned = nothing(n_pairs=1 << 14)
+    learned.insert(pairs)
+    assert (learned.sources.pair_keys >= 0).sum() > 0.99 * len(pairs)
 
 
 @pytest.mark.parametrize("first_rate", [0.1, 0.5, 0.9, 0.99])
@@ -420,23 +411,18 @@ def test_two_token_rows_spread_over_the_table() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
     learned = learn(seed, pairs=pairs)
-    learned.sources.rate = first_rate
-    rate = np.full(1, first_rate)
-    calibration = np.array(learned.calibration)
-    expected = [list(row) for row in learned.calibration]
-    ranks = np.zeros((2, kernels.N_SOURCES, 16))
-    expected_ranks = ranks.tolist()
-    scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
+    learned.naive.rate = first_rate
+    calibration, ranks = learned.sources.calibration, learned.sources.rank_counts
+    expected, expected_ranks = calibration.tolist(), ranks.tolist()
     text = random_text(seed, 80)
+    rate = np.full(1, first_rate)
     for n in range(1, 70, 5):
         matches = naive.find_matches(text[:n].tolist())
         emitted = text[n : n + 5]
-        kernels.calibrate(
-            *learned.arrays, calibration, ranks, 15.0, text, n, match_array(matches), len(matches),
-            rate, emitted, len(emitted), scratch[0], scratch[1],
-        )  # fmt: skip
-        learned.sources.rate = naive.calibrate(
-            learned.sources,
+        line = kernels.Committed(text, n, match_array(matches), len(matches), rate)
+        kernels.calibrate(learned.sources, line, emitted, 15.0)
+        learned.naive.rate = naive.calibrate(
+            learned.naive,
             expected,
             15.0,
             text[:n].tolist(),
@@ -447,7 +433,7 @@ def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
     np.testing.assert_allclose(calibration, expected)
     np.testing.assert_allclose(ranks, expected_ranks)
     assert (ranks[1, 1:].sum(axis=-1) > 0).all()
-    assert rate[0] == pytest.approx(learned.sources.rate)
+    assert rate[0] == pytest.approx(learned.naive.rate)
     assert (calibration != np.array(learned.calibration)).any()
 
 
@@ -462,15 +448,12 @@ def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
 )
 def test_stored_probabilities(values: list[float], codes: list[int]) -> None:
     k = len(values)
-    learned = as_arrays(naive.Sources(), np.ones((2, kernels.N_CELLS)), 6, k)
+    learned = nothing(k=k)
     zero = np.zeros(1, dtype=np.int32)
-    ids = np.arange(k, dtype=np.int32)[None]
-    kernels.recycle_rows(
-        learned.rows, learned.codes, learned.pair_keys, np.zeros(0, dtype=np.int64),
-        learned.pair_rows, learned.pair_codes, 1, zero - 1, zero, zero, 1, ids,
-        np.array([values], dtype=np.float32), False,
-    )  # fmt: skip
-    assert learned.codes[0].tolist() == codes == naive.codes_of(values)
+    ids, logits = np.arange(k, dtype=np.int32)[None], np.array([values], dtype=np.float32)
+    nodes = kernels.Nodes(zero, zero, zero - 1, 1, ids, logits)
+    kernels.recycle_rows(learned.arrays, tuple(nodes), 1, False)
+    assert learned.sources.codes[0].tolist() == codes == naive.codes_of(values)
 
 
 @pytest.mark.parametrize("counting", [True, False])
@@ -487,38 +470,27 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
     results = []
     for in_one in (True, False):
         learned = learn(seed)
-        k = learned.rows.shape[1]
+        k = learned.sources.rows.shape[1]
         ids = np.arange(5 * k, dtype=np.int32).reshape(5, k) % 6
         values = -np.arange(5 * k, dtype=np.float32).reshape(5, k)
-        stamps = np.zeros(len(learned.pair_keys), dtype=np.int64)
-        calibration, rate = np.array(learned.calibration), np.full(1, 0.5)
-        ranks = np.zeros((2, kernels.N_SOURCES, 16))
+        nodes = kernels.Nodes(token, slot, parent if in_one else before, 5, ids, values)
         heads, links = np.full(64, -1, dtype=np.int32), np.full(90, -1, dtype=np.int32)
-        line, found = text.copy(), match_array([])
-        scratch = np.zeros((2, kernels.MAX_CANDIDATES), dtype=np.int32)
-        kernels.index_text(line, 0, 59, heads, links)
-        n = kernels.find_matches(line, 60, heads, links, found[0], found[1])
+        tokens, found, rate = text.copy(), match_array([]), np.full(1, 0.5)
+        kernels.index_tokens(tokens, 0, 59, heads, links)
+        n = kernels.find_matches(tokens, 60, heads, links, found[0], found[1])
+        line = kernels.Committed(tokens, 60, found, n, rate)
         if in_one:
+            how = (1, False, counting, 50.0)
             n = kernels.learn_step(
-                *learned.arrays, stamps, calibration, ranks, 50.0, 1, False, line, 60, heads, links,
-                found, n, rate, counting, token, parent, slot, 5, ids, values, emitted,
-                scratch[0], scratch[1],
-            )  # fmt: skip
+                learned.arrays, tuple(line), (heads, links), tuple(nodes), emitted, how
+            )
         else:
             if counting:
-                kernels.calibrate(
-                    *learned.arrays, calibration, ranks, 50.0, line, 60, found, n, rate,
-                    emitted, 3, scratch[0], scratch[1],
-                )  # fmt: skip
-            kernels.recycle_rows(
-                learned.rows, learned.codes, learned.pair_keys, stamps, learned.pair_rows,
-                learned.pair_codes, 1, before, token, slot, 5, ids, values, False,
-            )  # fmt: skip
-            line[60:63] = emitted
-            kernels.index_text(line, 59, 62, heads, links)
-            n = kernels.find_matches(line, 63, heads, links, found[0], found[1])
-        results.append(
-            [*learned.arrays, stamps, calibration, ranks, rate, line, found[:, :n], links]
-        )
+                kernels.calibrate(learned.sources, line, emitted, 50.0)
+            kernels.recycle_rows(learned.arrays, tuple(nodes), 1, False)
+            tokens[60:63] = emitted
+            kernels.index_tokens(tokens, 59, 62, heads, links)
+            n = kernels.find_matches(tokens, 63, heads, links, found[0], found[1])
+        results.append([*learned.arrays, rate, tokens, found[:, :n], links])
     for one, parts in zip(*results, strict=True):
         np.testing.assert_array_equal(one, parts)

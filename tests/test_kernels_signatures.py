@@ -63,7 +63,7 @@ print(json.dumps({name: [str(s) for s in kernel.signatures] for name, kernel in 
 CALLED = [
     *("topk_rows", "fill_tree", "plan_batch", "fill_batch", "walk_greedy", "find_child"),
     *("recycle", "grow_tree", "learn_step", "recycle_rows", "insert_pairs"),
-    *("index_text", "find_matches"),
+    *("index_tokens", "find_matches"),
 ]
 
 pytestmark = pytest.mark.skipif(

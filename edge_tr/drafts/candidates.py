@@ -24,7 +24,7 @@ _FIRST_MATCH_RATE = 0.4
 
 
 class History:
-    """The text so far, and the places in it that end with the same tokens (the matches).
+    """The committed sequence, and the places in it that end with the same tokens (the matches).
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class History:
 
     Attributes
     ----------
-    text, n : int32[capacity] and how much of it is text.
+    tokens, n : int32[capacity], and how many of them there are.
     matches, n_matches : int32[2, MAX_MATCHES]; see ``kernels.find_matches``.
     match_rate : float64[1]; share of the longest matches that were right, of late.
     counting : whether the next step is one to calibrate with. The token after a prompt is not:
@@ -41,7 +41,7 @@ class History:
     """
 
     def __init__(self, capacity: int, *, use_matches: bool = True) -> None:
-        self.text: Int32 = np.zeros(capacity, dtype=np.int32)
+        self.tokens: Int32 = np.zeros(capacity, dtype=np.int32)
         self.n = 0
         self.heads: Int32 = np.full(1 << 14, -1, dtype=np.int32)
         self.links: Int32 = np.full(capacity, -1, dtype=np.int32)
@@ -50,6 +50,11 @@ class History:
         self._use_matches = use_matches
         self.match_rate = np.full(1, _FIRST_MATCH_RATE)
         self.counting = False
+
+    @property
+    def committed(self) -> tuple[Any, ...]:
+        """What the kernels read, see ``kernels.Committed``."""
+        return self.tokens, self.n, self.matches, self._n_matches, self.match_rate
 
     @property
     def n_matches(self) -> int:
@@ -62,12 +67,12 @@ class History:
     def begin(self, tokens: Int32) -> None:
         """Start from a prompt."""
         self.n = len(tokens)
-        self.text[: self.n] = tokens
+        self.tokens[: self.n] = tokens
         self.heads.fill(-1)
-        kernels.index_text(self.text, 0, self.n - 1, self.heads, self.links)
+        kernels.index_tokens(self.tokens, 0, self.n - 1, self.heads, self.links)
         self.n_matches = int(
             kernels.find_matches(
-                self.text, self.n, self.heads, self.links, self.matches[0], self.matches[1]
+                self.tokens, self.n, self.heads, self.links, self.matches[0], self.matches[1]
             )
         )
         self.match_rate[0] = _FIRST_MATCH_RATE
@@ -116,13 +121,20 @@ class Candidates:
         self.calibration = prior()
         self.rank_counts = np.zeros((2, kernels.N_SOURCES, MAX_K))
         self._stamp = 0
-        self._tokens: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
-        self._cells: Int32 = np.zeros(kernels.MAX_CANDIDATES, dtype=np.int32)
 
     @property
-    def rows(self) -> tuple[Any, ...]:
-        """The arrays that the kernels read, in their order."""
-        return self.matrix.rows, self.codes, self.pair_keys, self.pair_rows, self.pair_codes
+    def sources(self) -> tuple[Any, ...]:
+        """The arrays that the kernels read and write, see ``kernels.Sources``."""
+        return (
+            self.matrix.rows,
+            self.codes,
+            self.pair_keys,
+            self.pair_rows,
+            self.pair_codes,
+            self.pair_stamps,
+            self.calibration,
+            self.rank_counts,
+        )
 
     @property
     def n_bytes(self) -> int:
@@ -130,59 +142,32 @@ class Candidates:
         rows = (self.codes, self.pair_keys, self.pair_stamps, self.pair_rows, self.pair_codes)
         return sum(array.nbytes for array in (*rows, self.calibration, self.rank_counts))
 
-    def recycle(
-        self, before: Int32, token: Int32, slot: Int32, n: int, ids: Int32, values: Float32
-    ) -> None:
-        """Overwrite the rows of ``n`` nodes, see ``kernels.recycle_rows``."""
+    def recycle(self, token: Int32, before: Int32, ids: Int32, values: Float32) -> None:
+        """Overwrite the rows of neighbouring tokens, see ``kernels.recycle_rows``.
+
+        Parameters
+        ----------
+        token, before : int32[n], the tokens and the one in front of each, or -1.
+        ids, values : int32 and float32[n, k], the best tokens after each and their logits.
+        """
         self._stamp += 1
-        kernels.recycle_rows(
-            self.matrix.rows,
-            self.codes,
-            self.pair_keys,
-            self.pair_stamps,
-            self.pair_rows,
-            self.pair_codes,
-            self._stamp,
-            before,
-            token,
-            slot,
-            n,
-            ids,
-            values,
-            self.by_rank,
-        )
+        n = len(token)
+        nodes = (token, np.arange(n, dtype=np.int32), before, n, ids, values)
+        kernels.recycle_rows(self.sources, nodes, self._stamp, self.by_rank)
 
     def learn(
         self, history: History, draft: Draft, ids: Int32, values: Float32, emitted: Int32
     ) -> None:
-        """Calibrate, recycle the nodes and extend the text, see ``kernels.learn_step``."""
+        """Calibrate, recycle the nodes and extend the sequence, see ``kernels.learn_step``."""
         self._stamp += 1
         history.n_matches = int(
             kernels.learn_step(
-                *self.rows,
-                self.pair_stamps,
-                self.calibration,
-                self.rank_counts,
-                _MAX_TRIALS,
-                self._stamp,
-                self.by_rank,
-                history.text,
-                history.n,
-                history.heads,
-                history.links,
-                history.matches,
-                history.n_matches,
-                history.match_rate,
-                history.counting,
-                draft.token,
-                draft.parent,
-                draft.slot,
-                draft.n,
-                ids,
-                values,
+                self.sources,
+                history.committed,
+                (history.heads, history.links),
+                (draft.token, draft.slot, draft.parent, draft.n, ids, values),
                 emitted,
-                self._tokens,
-                self._cells,
+                (self._stamp, self.by_rank, history.counting, _MAX_TRIALS),
             )
         )
         history.n += len(emitted)
@@ -243,13 +228,6 @@ class Candidates:
         self.calibration[:] = calibration
         self.rank_counts[:] = rank_counts
         if len(self.pair_keys):
-            kernels.insert_pairs(
-                self.pair_keys,
-                self.pair_stamps,
-                self.pair_rows,
-                self.pair_codes,
-                arrays["pair_keys"],
-                arrays["pair_rows"],
-                arrays["pair_codes"],
-            )
+            names = ("pair_keys", "pair_rows", "pair_codes")
+            kernels.insert_pairs(self.sources, *(arrays[name] for name in names))
         self._stamp = n

@@ -99,13 +99,7 @@ class GrownTreeDrafter:
         self.n_rests = _N_RESTS if costs is not None else 0
         self._harvest = harvest
         self._costs = costs
-        size = max(max_nodes + 1, kernels.MAX_CANDIDATES)
-        n_heap = (size + 1) * kernels.MAX_CANDIDATES
-        self._grown: Int32 = np.zeros((7, size), dtype=np.int32)
-        self._grown_p: Float32 = np.zeros((3, size), dtype=np.float32)
-        self._node_matches: Int32 = np.zeros((2, size, kernels.MAX_MATCHES), dtype=np.int32)
-        self._heap_p: Float32 = np.zeros(n_heap, dtype=np.float32)
-        self._heap_item: Int32 = np.zeros((2, n_heap), dtype=np.int32)
+        self._scratch = kernels.make_scratch(max_nodes)
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
         self._lesson = LESSON * np.arange(max_nodes + 1)
@@ -161,8 +155,7 @@ class GrownTreeDrafter:
         before = np.empty_like(tokens)
         before[0] = -1
         before[1:] = tokens[:-1]
-        slot = np.arange(len(tokens), dtype=np.int32)
-        self.candidates.recycle(before, tokens, slot, len(tokens), ids, values)
+        self.candidates.recycle(tokens, before, ids, values)
 
     def begin(self, tokens: Int32) -> None:
         self._history.begin(tokens)
@@ -207,28 +200,12 @@ class GrownTreeDrafter:
     ) -> None:
         draft.n = int(
             kernels.grow_tree(
-                *self.candidates.rows,
-                self.candidates.calibration,
-                self._history.text,
-                self._history.n,
-                self._history.matches,
-                self._history.n_matches,
-                self._history.match_rate,
-                max_nodes,
-                max_depth,
-                self.max_lanes,
-                seconds,
-                price,
-                _MARGIN if price > 0 else 0.0,
-                self._grown,
-                self._grown_p,
-                self._node_matches,
-                self._heap_p,
-                self._heap_item,
-                draft.token,
-                draft.parent,
-                draft.depth,
-                self._chance,
+                self.candidates.sources,
+                self._history.committed,
+                (max_nodes, max_depth, self.max_lanes),
+                (seconds, price, _MARGIN if price > 0 else 0.0),
+                self._scratch,
+                (draft.token, draft.parent, draft.depth, self._chance),
             )
         )
         self._n_proposed = draft.n

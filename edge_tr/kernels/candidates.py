@@ -13,11 +13,14 @@ were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = eve
 with something else, at level 0 or 1, 2, and 3.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
+
+Many arrays go together. Python hands them over as plain tuples, which Numba takes at the cost of
+their members; inside they have names (``Sources``, ``Committed``, ``Nodes``, ``Growing``).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -30,9 +33,139 @@ N_CODES = 10
 N_CLASSES = 26
 N_CELLS = N_CLASSES * N_CODES * N_CODES
 MAX_CANDIDATES = 32
+"""Room for the candidates of one node: two rows and the matches."""
+
 MAX_MATCHES = 8
 N_SOURCES = 3
 _WAYS = 4
+
+_LONGEST_MATCH = 32
+"""Tokens of a match that are counted."""
+
+_N_PLACES = 64
+"""Latest places that are looked at for matches."""
+
+_LEAST_CHANCE = 1e-4
+"""A path less probable is not followed further."""
+
+
+class Sources(NamedTuple):
+    """What was learned.
+
+    Attributes
+    ----------
+    rows, codes : int32 and uint8[n_vocab, k], one-token rows and their codes.
+    pair_keys, pair_rows, pair_codes : int64[n], int32 and uint8[n, k2], two-token rows; n = 0
+        switches them off.
+    pair_stamps : int64[n]; when each two-token row was last written.
+    calibration : float64[2, N_CELLS]: hits and trials of each cell.
+    rank_counts : float64[2, N_SOURCES, MAX_MATCHES or more]: hits and trials of each rank of the
+        two-token row, the one-token row and the matches, the longest match first.
+    """
+
+    rows: Array
+    codes: Array
+    pair_keys: Array
+    pair_rows: Array
+    pair_codes: Array
+    pair_stamps: Array
+    calibration: Array
+    rank_counts: Array
+
+
+class Committed(NamedTuple):
+    """The committed sequence, and the earlier places that end with the same tokens.
+
+    Attributes
+    ----------
+    tokens, n : int32[>= n]; the last of them is the root.
+    matches, n_matches : int32[2, MAX_MATCHES] from ``find_matches``: the position after each
+        match, and how many tokens agree.
+    match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
+        a path that follows the longest match.
+    """
+
+    tokens: Array
+    n: int
+    matches: Array
+    n_matches: int
+    match_rate: Array
+
+
+class Nodes(NamedTuple):
+    """The nodes of a decoded tree, or the tokens of a prompt.
+
+    Attributes
+    ----------
+    token, slot : int32[>= n] in BFS order; row ``slot[i]`` belongs to node i.
+    before : int32[>= n]; the token in front of each node or -1; in ``learn_step`` its parent.
+    n : number of nodes, the root included.
+    ids, values : int32 and float32[>= n, k]; the best tokens after each node and their logits.
+    """
+
+    token: Array
+    slot: Array
+    before: Array
+    n: int
+    ids: Array
+    values: Array
+
+
+class Growing(NamedTuple):
+    """A tree while it grows; see ``make_scratch``. Nodes stand in the order they were taken in.
+
+    Attributes
+    ----------
+    token, parent, depth, n_children : int32[size] of each node.
+    chance : float32[size]; estimated probability of the path to it.
+    matches, n_matches : int32[2, size, MAX_MATCHES] and int32[size]; matches that go on through it.
+    rate : float32[size]; ``match_rate`` behind it.
+    heap_p, heap_item : float32 and int32[2, size * MAX_CANDIDATES]; paths that may come next, as a
+        heap by probability: the token and the parent of each.
+    next_token, cell, probability : int32, int32 and float32[MAX_CANDIDATES]; of one node.
+    match_token : int32[MAX_MATCHES]; what each match of one node says comes next.
+    """
+
+    token: Array
+    parent: Array
+    depth: Array
+    n_children: Array
+    chance: Array
+    matches: Array
+    n_matches: Array
+    rate: Array
+    heap_p: Array
+    heap_item: Array
+    next_token: Array
+    cell: Array
+    probability: Array
+    match_token: Array
+
+
+def make_scratch(max_nodes: int) -> tuple[Array, ...]:
+    """Arrays in which ``grow_tree`` grows a tree of at most ``max_nodes`` nodes below the root."""
+    size = max_nodes + 1
+    n_heap = size * MAX_CANDIDATES  # each node is expanded once
+    token, parent, depth, n_children, n_matches = np.zeros((5, size), dtype=np.int32)
+    chance, rate = np.zeros((2, size), dtype=np.float32)
+    next_token, cell = np.zeros((2, MAX_CANDIDATES), dtype=np.int32)
+    scratch = Growing(
+        token=token,
+        parent=parent,
+        depth=depth,
+        n_children=n_children,
+        chance=chance,
+        matches=np.zeros((2, size, MAX_MATCHES), dtype=np.int32),
+        n_matches=n_matches,
+        rate=rate,
+        heap_p=np.zeros(n_heap, dtype=np.float32),
+        heap_item=np.zeros((2, n_heap), dtype=np.int32),
+        next_token=next_token,
+        cell=cell,
+        probability=np.zeros(MAX_CANDIDATES, dtype=np.float32),
+        match_token=np.zeros(MAX_MATCHES, dtype=np.int32),
+    )
+    return tuple(scratch)
 
 
 @njit(cache=CACHE, nogil=True)
@@ -123,11 +256,7 @@ def _claim_pair(keys: Array, stamps: Array, a: int, b: int, stamp: int) -> int:
 
 @njit(cache=CACHE, nogil=True)
 def _gather(
-    rows: Array,
-    codes: Array,
-    pair_keys: Array,
-    pair_rows: Array,
-    pair_codes: Array,
+    sources: Sources,
     a: int,
     b: int,
     match_token: Array,
@@ -138,6 +267,8 @@ def _gather(
     cells: Array,
 ) -> int:
     """Candidates after ``(a, b)`` from every source, each token once."""
+    rows, codes = sources.rows, sources.codes
+    pair_keys, pair_rows, pair_codes = sources.pair_keys, sources.pair_rows, sources.pair_codes
     n = 0
     place = -1
     if pair_keys.shape[0] > 0 and a >= 0:
@@ -217,52 +348,56 @@ def _count_ranks(counts: Array, limit: float, source: int, row: Array, chosen: i
 
 
 @njit(cache=CACHE, nogil=True)
-def index_text(text: Array, first: int, last: int, heads: Array, links: Array) -> None:
-    """Enter the positions ``first <= i < last`` of a text into the match index.
+def index_tokens(tokens: Array, first: int, last: int, heads: Array, links: Array) -> None:
+    """Enter the positions ``first <= i < last`` of a sequence into the match index.
 
     Parameters
     ----------
-    text : int32[n], the committed sequence.
+    tokens : int32[n], the committed sequence.
     heads : int32[2**m]; last position whose two tokens up to it have this hash, or -1.
     links : int32[>= n]; the position before it in the same chain, or -1.
     """
     for i in range(max(first, 1), last):
-        h = (text[i - 1] * 31 + text[i] * 2027) & (heads.shape[0] - 1)
+        h = (tokens[i - 1] * 31 + tokens[i] * 2027) & (heads.shape[0] - 1)
         links[i] = heads[h]
         heads[h] = i
 
 
 @njit(cache=CACHE, nogil=True)
 def find_matches(
-    text: Array,
+    tokens: Array,
     n: int,
     heads: Array,
     links: Array,
     match_next: Array,
     match_length: Array,
 ) -> int:
-    """Earlier places that end with the same tokens as the text, at least two.
+    """Earlier places that end with the same tokens as the sequence, at least two.
 
     Parameters
     ----------
-    text, heads, links : as in ``index_text``; the last position is not indexed yet.
+    tokens, heads, links : as in ``index_tokens``; the last position is not indexed yet.
     match_next : int32[MAX_MATCHES], written: position after each match.
-    match_length : int32[MAX_MATCHES], written: how many tokens agree, at most 32.
+    match_length : int32[MAX_MATCHES], written: how many tokens agree, at most ``_LONGEST_MATCH``.
 
     Returns
     -------
-    Number of matches: the longest ones of the last 64 places, newer ones first among equals.
+    Number of matches: the longest ones of the last ``_N_PLACES``, newer ones first among equals.
     """
     if n < 3:
         return 0
     found = 0
-    h = (text[n - 2] * 31 + text[n - 1] * 2027) & (heads.shape[0] - 1)
+    h = (tokens[n - 2] * 31 + tokens[n - 1] * 2027) & (heads.shape[0] - 1)
     i = heads[h]
-    for _ in range(64):
+    for _ in range(_N_PLACES):
         if i < 1:
             break
         length = 0
-        while length < 32 and i - length >= 0 and text[i - length] == text[n - 1 - length]:
+        while (
+            length < _LONGEST_MATCH
+            and i - length >= 0
+            and tokens[i - length] == tokens[n - 1 - length]
+        ):
             length += 1
         if length >= 2:
             slot = found if found < MAX_MATCHES else MAX_MATCHES - 1
@@ -279,27 +414,20 @@ def find_matches(
 
 
 @njit(cache=CACHE, nogil=True)
-def _match_tokens(
-    text: Array,
-    n_text: int,
-    match_next: Array,
-    n: int,
-    node: int,
-    token: Array,
-    parent: Array,
-    depth: Array,
-    match_token: Array,
-) -> None:
-    """What each match says comes next; past the end of the text it reads the path itself."""
+def _match_tokens(line: Committed, growing: Growing, node: int) -> int:
+    """Write what each match of a node says comes next; past the end of the sequence it reads the
+    path itself. How many there are."""
+    n = growing.n_matches[node]
     for m in range(n):
-        i = match_next[m]
-        if i < n_text:
-            match_token[m] = text[i]
+        i = growing.matches[0, node, m]
+        if i < line.n:
+            growing.match_token[m] = line.tokens[i]
             continue
         up = node
-        for _ in range(depth[node] - (i - n_text + 1)):
-            up = parent[up]
-        match_token[m] = token[up]
+        for _ in range(growing.depth[node] - (i - line.n + 1)):
+            up = growing.parent[up]
+        growing.match_token[m] = growing.token[up]
+    return int(n)
 
 
 @njit(cache=CACHE, nogil=True)
@@ -341,236 +469,208 @@ def _pop(heap_p: Array, heap_item: Array, n: int) -> None:
 
 
 @njit(cache=CACHE, nogil=True)
-def grow_tree(
-    rows: Array,
-    codes: Array,
-    pair_keys: Array,
-    pair_rows: Array,
-    pair_codes: Array,
-    calibration: Array,
-    text: Array,
-    n_text: int,
-    root_matches: Array,
-    n_root_matches: int,
-    match_rate: Array,
-    max_nodes: int,
-    max_depth: int,
-    max_lanes: int,
-    seconds: Array,
-    price: float,
-    margin: float,
-    grown: Array,
-    grown_p: Array,
-    matches: Array,
-    heap_p: Array,
-    heap_item: Array,
-    token: Array,
-    parent: Array,
-    depth: Array,
-    chance: Array,
+def _plant(line: Committed, growing: Growing) -> None:
+    """Make the last committed token the root."""
+    growing.token[0], growing.parent[0], growing.depth[0] = line.tokens[line.n - 1], -1, 0
+    growing.n_children[0] = 0
+    growing.chance[0], growing.rate[0] = 1.0, line.match_rate[0]
+    growing.n_matches[0] = line.n_matches
+    growing.matches[:, 0, : line.n_matches] = line.matches[:, : line.n_matches]
+
+
+@njit(cache=CACHE, nogil=True)
+def _push_children(
+    sources: Sources, line: Committed, growing: Growing, node: int, n_heap: int
 ) -> int:
+    """Put the paths to all candidates of a node on the heap; its new length."""
+    before = line.tokens[line.n - 2] if line.n > 1 else -1
+    if node > 0:
+        before = growing.token[growing.parent[node]]
+    n_matches = _match_tokens(line, growing, node)
+    n = _gather(
+        sources,
+        before,
+        growing.token[node],
+        growing.match_token,
+        growing.matches[1, node],
+        n_matches,
+        _match_level(growing.rate[node]),
+        growing.next_token,
+        growing.cell,
+    )
+    _estimate(growing.cell, n, sources.calibration, growing.probability)
+    for c in range(n):
+        chance = growing.chance[node] * growing.probability[c]
+        _push(growing.heap_p, growing.heap_item, n_heap, chance, growing.next_token[c], node)
+        n_heap += 1
+    return n_heap
+
+
+@njit(cache=CACHE, nogil=True)
+def _may_pay(
+    n: int, max_nodes: int, gained: float, chance: float, best_value: float,
+    seconds: Array, price: float,
+) -> bool:  # fmt: skip
+    """Whether any larger tree could still pay, were every further path as probable as this one."""
+    for m in range(n, max_nodes + 1):
+        most = gained + (m - n + 1) * chance
+        if most - price * (seconds[m] - seconds[0]) > best_value:
+            return True
+    return False
+
+
+@njit(cache=CACHE, nogil=True)
+def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
+    """Make the most probable path of the heap node ``n``, with the matches that agree."""
+    token, up = growing.heap_item[0, 0], growing.heap_item[1, 0]
+    growing.token[n], growing.parent[n] = token, up
+    growing.depth[n] = growing.depth[up] + 1
+    growing.chance[n] = growing.heap_p[0]
+    _pop(growing.heap_p, growing.heap_item, n_heap)
+    growing.n_children[up] += 1
+    growing.n_children[n] = 0
+    growing.rate[n] = growing.rate[up]
+    n_matches = _match_tokens(line, growing, up)
+    if n_matches > 0:
+        growing.rate[n] = _next_match_rate(growing.rate[up], growing.match_token[0] == token)
+    kept = 0
+    for m in range(n_matches):
+        if growing.match_token[m] == token:
+            growing.matches[0, n, kept] = growing.matches[0, up, m] + 1
+            growing.matches[1, n, kept] = min(_LONGEST_MATCH, growing.matches[1, up, m] + 1)
+            kept += 1
+    growing.n_matches[n] = kept
+
+
+@njit(cache=CACHE, nogil=True)
+def _write_by_depth(
+    growing: Growing, n: int, token: Array, parent: Array, depth: Array, chance: Array
+) -> None:
+    """Write the first ``n`` nodes in BFS order, one pass for each depth; of equal depth the one
+    taken first stands first. Uses up ``n_children``."""
+    place = growing.n_children
+    deepest = 0
+    for i in range(n):
+        deepest = max(deepest, growing.depth[i])
+    done = 0
+    for d in range(deepest + 1):
+        for i in range(n):
+            if growing.depth[i] == d:
+                place[i] = done
+                token[done] = growing.token[i]
+                depth[done] = d
+                chance[done] = growing.chance[i]
+                parent[done] = -1 if i == 0 else place[growing.parent[i]]
+                done += 1
+
+
+@njit(cache=CACHE, nogil=True)
+def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tree: Any) -> int:
     """Grow a tree best-first and cut it where one more node costs more than it brings.
 
     Parameters
     ----------
-    rows, codes : int32 and uint8[n_vocab, k], one-token rows and their codes.
-    pair_keys, pair_rows, pair_codes : int64[n], int32 and uint8[n, k2], two-token rows;
-        n = 0 switches them off.
-    calibration : float64[2, N_CELLS]: hits and trials of each cell.
-    text, n_text : int32[...], the committed sequence; the root is its last token.
-    root_matches, n_root_matches : int32[2, MAX_MATCHES] from ``find_matches``.
-    match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
-        a path that follows the longest match.
-    max_nodes, max_depth, max_lanes : bounds of the tree.
-    seconds : float64[>= max_nodes + 1]; cost of a step with that many nodes.
-    price : what a second is worth, in tokens; 0 fills the tree up to its bounds.
-    margin : tokens that a tree must promise beyond its cost, or nothing is drafted.
-    grown, grown_p, matches, heap_p, heap_item : int32[7, size], float32[3, size],
-        int32[2, size, MAX_MATCHES], float32[size * MAX_CANDIDATES] and
-        int32[2, size * MAX_CANDIDATES]; scratch, size > max_nodes and > MAX_CANDIDATES.
-    token, parent, depth : int32[> max_nodes], written in BFS order; node 0 is the root.
-    chance : float32[> max_nodes], written: estimated probability of each node's path.
+    sources, line : a tuple with the members of ``Sources``, and one of ``Committed``.
+    bounds : most nodes below the root, most depth, most lanes.
+    worth : float64[> most nodes], seconds of a step with that many nodes; what a second is worth,
+        in tokens (0 fills the tree up to its bounds); tokens that a tree must promise beyond its
+        cost, or nothing is drafted.
+    scratch : of ``make_scratch``, for as many nodes.
+    tree : written: token, parent, depth, int32[> most nodes] in BFS order, node 0 is the root; and
+        float32[> most nodes], the estimated probability of each node's path.
 
     Returns
     -------
     Number of nodes, root included.
     """
-    g_token, g_parent, g_depth, n_children, n_matches = (
-        grown[0],
-        grown[1],
-        grown[2],
-        grown[3],
-        grown[4],
-    )
-    match_token, cell = grown[5], grown[6]
-    g_chance, p, g_rate = grown_p[0], grown_p[1], grown_p[2]
-    cand_token = heap_item[0, heap_item.shape[1] - MAX_CANDIDATES :]
-    g_token[0], g_parent[0], g_depth[0], n_children[0] = text[n_text - 1], -1, 0, 0
-    g_chance[0], g_rate[0] = 1.0, match_rate[0]
-    n_matches[0] = n_root_matches
-    matches[:, 0, :n_root_matches] = root_matches[:, :n_root_matches]
+    known, committed, growing = Sources(*sources), Committed(*line), Growing(*scratch)
+    max_nodes, max_depth, max_lanes = bounds
+    seconds, price, margin = worth
+    _plant(committed, growing)
     n, n_heap, n_lanes = 1, 0, 1
     best_n, best_value, gained = 1, margin, 0.0
     node = 0
     while True:
-        if g_depth[node] < max_depth and g_chance[node] > 1e-4:
-            before = text[n_text - 2] if n_text > 1 else -1
-            if node > 0:
-                before = g_token[g_parent[node]]
-            count = n_matches[node]
-            _match_tokens(
-                text, n_text, matches[0, node], count, node, g_token, g_parent, g_depth, match_token
-            )
-            n_cand = _gather(
-                rows,
-                codes,
-                pair_keys,
-                pair_rows,
-                pair_codes,
-                before,
-                g_token[node],
-                match_token,
-                matches[1, node],
-                count,
-                _match_level(g_rate[node]),
-                cand_token,
-                cell,
-            )
-            _estimate(cell, n_cand, calibration, p)
-            for c in range(n_cand):
-                _push(heap_p, heap_item, n_heap, g_chance[node] * p[c], cand_token[c], node)
-                n_heap += 1
-        # Take the most probable path; one that needs a lane too many is dropped.
-        while n_heap > 0 and n_children[heap_item[1, 0]] > 0 and n_lanes == max_lanes:
-            _pop(heap_p, heap_item, n_heap)
+        if growing.depth[node] < max_depth and growing.chance[node] > _LEAST_CHANCE:
+            n_heap = _push_children(known, committed, growing, node, n_heap)
+        # A path that needs a lane too many is dropped.
+        while n_heap > 0 and n_lanes == max_lanes and growing.n_children[growing.heap_item[1, 0]]:
+            _pop(growing.heap_p, growing.heap_item, n_heap)
             n_heap -= 1
         if n > max_nodes or n_heap == 0:
             break
-        # Could any larger tree still pay, were every further path as probable as this one?
-        hopeful = False
-        for m in range(n, max_nodes + 1):
-            most = gained + (m - n + 1) * heap_p[0]
-            if most - price * (seconds[m] - seconds[0]) > best_value:
-                hopeful = True
-                break
-        if not hopeful:
+        if not _may_pay(n, max_nodes, gained, growing.heap_p[0], best_value, seconds, price):
             break
-        up = heap_item[1, 0]
-        g_token[n], g_parent[n], g_depth[n] = heap_item[0, 0], up, g_depth[up] + 1
-        g_chance[n] = heap_p[0]
-        _pop(heap_p, heap_item, n_heap)
+        n_lanes += growing.n_children[growing.heap_item[1, 0]] > 0
+        _take_top(committed, growing, n, n_heap)
         n_heap -= 1
-        n_lanes += n_children[up] > 0
-        n_children[up] += 1
-        n_children[n] = 0
-        n_matches[n] = 0
-        count = n_matches[up]
-        _match_tokens(
-            text, n_text, matches[0, up], count, up, g_token, g_parent, g_depth, match_token
-        )
-        g_rate[n] = g_rate[up]
-        if count > 0:
-            g_rate[n] = _next_match_rate(g_rate[up], match_token[0] == g_token[n])
-        for m in range(count):
-            if match_token[m] == g_token[n]:
-                matches[0, n, n_matches[n]] = matches[0, up, m] + 1
-                matches[1, n, n_matches[n]] = min(32, matches[1, up, m] + 1)
-                n_matches[n] += 1
-        gained += g_chance[n]
+        gained += growing.chance[n]
+        value = gained - price * (seconds[n] - seconds[0])
         node = n
         n += 1
-        value = gained - price * (seconds[n - 1] - seconds[0])
         if value > best_value:
             best_n, best_value = n, value
-    # BFS order: a stable counting sort by depth. ``cell`` and ``match_token`` are free now.
-    place, count_at = match_token, n_children
-    deepest = 0
-    for i in range(best_n):
-        deepest = max(deepest, g_depth[i])
-    done = 0
-    count_at[:best_n] = 0
-    for d in range(deepest + 1):
-        for i in range(best_n):
-            if g_depth[i] == d:
-                place[i] = done
-                token[done] = g_token[i]
-                depth[done] = d
-                chance[done] = g_chance[i]
-                parent[done] = -1 if i == 0 else place[g_parent[i]]
-                done += 1
+    _write_by_depth(growing, best_n, tree[0], tree[1], tree[2], tree[3])
     return best_n
 
 
 @njit(cache=CACHE, nogil=True)
-def recycle_rows(
-    rows: Array,
-    codes: Array,
-    pair_keys: Array,
-    pair_stamps: Array,
-    pair_rows: Array,
-    pair_codes: Array,
-    stamp: int,
-    before: Array,
-    token: Array,
-    slot: Array,
-    n: int,
-    ids: Array,
-    values: Array,
-    by_rank: bool,
-) -> None:
-    """Overwrite the rows of each node's last token and last two tokens.
-
-    Parameters
-    ----------
-    rows, codes, pair_keys, pair_rows, pair_codes : as in ``grow_tree``, written.
-    pair_stamps : int64[n], written: when each two-token row was last written.
-    stamp : a number larger than in any call before.
-    before : int32[>= n]; token in front of each node, or -1.
-    token, slot : int32[>= n], the nodes in BFS order; of repeated ones the last wins.
-    ids, values : int32 and float32[>= n, k]; row ``slot[i]`` belongs to node i.
-    by_rank : store a code for the rank instead of the probability; to measure what the
-        probabilities bring.
-    """
-    k, k2 = rows.shape[1], pair_rows.shape[1]
+def _write_rows(sources: Sources, nodes: Nodes, stamp: int, by_rank: bool) -> None:
+    """See ``recycle_rows``."""
+    k, k2 = sources.rows.shape[1], sources.pair_rows.shape[1]
     code = np.empty(k, np.uint8)
-    for i in range(n):
-        s, t = slot[i], token[i]
+    ids, values = nodes.ids, nodes.values
+    for i in range(nodes.n):
+        s, t = nodes.slot[i], nodes.token[i]
         total = 0.0
         for j in range(k):
             if ids[s, j] >= 0:
                 total += np.exp(values[s, j] - values[s, 0])
         for j in range(k):
-            rows[t, j] = ids[s, j]
+            sources.rows[t, j] = ids[s, j]
             share = np.exp(values[s, j] - values[s, 0]) / total if ids[s, j] >= 0 else 0.0
             code[j] = max(2, 8 - 2 * j) if by_rank else _probability_code(share)
-            codes[t, j] = code[j]
-        if pair_keys.shape[0] > 0 and before[i] >= 0:
-            place = _claim_pair(pair_keys, pair_stamps, before[i], t, stamp)
+            sources.codes[t, j] = code[j]
+        if sources.pair_keys.shape[0] > 0 and nodes.before[i] >= 0:
+            place = _claim_pair(sources.pair_keys, sources.pair_stamps, nodes.before[i], t, stamp)
             for j in range(k2):
-                pair_rows[place, j] = ids[s, j] if j < k else -1
-                pair_codes[place, j] = code[j] if j < k else 0
+                sources.pair_rows[place, j] = ids[s, j] if j < k else -1
+                sources.pair_codes[place, j] = code[j] if j < k else 0
 
 
 @njit(cache=CACHE, nogil=True)
-def calibrate(
-    rows: Array,
-    codes: Array,
-    pair_keys: Array,
-    pair_rows: Array,
-    pair_codes: Array,
-    calibration: Array,
-    rank_counts: Array,
-    limit: float,
-    text: Array,
-    n_text: int,
-    root_matches: Array,
-    n_root_matches: int,
-    match_rate: Array,
-    emitted: Array,
-    n_emitted: int,
-    tokens: Array,
-    cells: Array,
+def recycle_rows(sources: Any, nodes: Any, stamp: int, by_rank: bool) -> None:
+    """Overwrite the rows of each node's last token and last two tokens.
+
+    Parameters
+    ----------
+    sources, nodes : a tuple with the members of ``Sources``, whose rows are written, and one of
+        ``Nodes``; of repeated tokens the last node wins.
+    stamp : a number larger than in any call before.
+    by_rank : store a code for the rank instead of the probability; to measure what the
+        probabilities bring.
+    """
+    _write_rows(Sources(*sources), Nodes(*nodes), stamp, by_rank)
+
+
+@njit(cache=CACHE, nogil=True)
+def _count_cells(
+    sources: Sources, tokens: Array, cells: Array, n: int, chosen: int, limit: float
 ) -> None:
+    """Count for each candidate of one place whether it was the choice; old counts fade."""
+    calibration = sources.calibration
+    for i in range(n):
+        cell = cells[i]
+        calibration[1, cell] += 1.0
+        if tokens[i] == chosen:
+            calibration[0, cell] += 1.0
+        if calibration[1, cell] > limit:
+            calibration[0, cell] *= 0.5
+            calibration[1, cell] *= 0.5
+
+
+@njit(cache=CACHE, nogil=True)
+def calibrate(sources: Sources, line: Committed, emitted: Array, limit: float) -> None:
     """Count for every candidate on the accepted path whether it was the model's choice.
 
     Called before the rows of the step are overwritten; whether a candidate was drafted does not
@@ -578,174 +678,93 @@ def calibrate(
 
     Parameters
     ----------
-    rows to match_rate : as in ``grow_tree``; ``calibration`` and ``match_rate`` are written.
-    rank_counts : float64[2, N_SOURCES, MAX_MATCHES or more], written: hits and trials of each
-        rank of the two-token row, the one-token row and the matches, the longest match first.
-    emitted : int32[>= n_emitted], the tokens the step emitted after the root.
-    tokens, cells : int32[MAX_CANDIDATES], scratch.
+    sources : ``calibration`` and ``rank_counts`` are written.
+    line : ``match_rate`` is written.
+    emitted : int32[n], the tokens that the step emitted after the root.
     """
-    match_next = root_matches[0].copy()
-    match_length = root_matches[1].copy()
+    match_next = line.matches[0].copy()
+    match_length = line.matches[1].copy()
     match_token = np.empty(MAX_MATCHES, np.int32)
-    n_matches = n_root_matches
-    a = text[n_text - 2] if n_text > 1 else -1
-    b = text[n_text - 1]
-    for e in range(n_emitted):
+    tokens, cells = np.empty(MAX_CANDIDATES, np.int32), np.empty(MAX_CANDIDATES, np.int32)
+    n_matches = line.n_matches
+    a = line.tokens[line.n - 2] if line.n > 1 else -1
+    b = line.tokens[line.n - 1]
+    for e in range(emitted.shape[0]):
         for m in range(n_matches):
             i = match_next[m]
-            match_token[m] = text[i] if i < n_text else emitted[i - n_text]
-        n = _gather(
-            rows,
-            codes,
-            pair_keys,
-            pair_rows,
-            pair_codes,
-            a,
-            b,
-            match_token,
-            match_length,
-            n_matches,
-            _match_level(match_rate[0]),
-            tokens,
-            cells,
-        )
+            match_token[m] = line.tokens[i] if i < line.n else emitted[i - line.n]
+        level = _match_level(line.match_rate[0])
+        n = _gather(sources, a, b, match_token, match_length, n_matches, level, tokens, cells)
         chosen = emitted[e]
-        if pair_keys.shape[0] > 0 and a >= 0:
-            place = _find_pair(pair_keys, a, b)
+        if sources.pair_keys.shape[0] > 0 and a >= 0:
+            place = _find_pair(sources.pair_keys, a, b)
             if place >= 0:
-                _count_ranks(rank_counts, limit, 0, pair_rows[place], chosen)
-        _count_ranks(rank_counts, limit, 1, rows[b], chosen)
-        _count_ranks(rank_counts, limit, 2, match_token[:n_matches], chosen)
-        for i in range(n):
-            cell = cells[i]
-            calibration[1, cell] += 1.0
-            if tokens[i] == chosen:
-                calibration[0, cell] += 1.0
-            if calibration[1, cell] > limit:
-                calibration[0, cell] *= 0.5
-                calibration[1, cell] *= 0.5
+                _count_ranks(sources.rank_counts, limit, 0, sources.pair_rows[place], chosen)
+        _count_ranks(sources.rank_counts, limit, 1, sources.rows[b], chosen)
+        _count_ranks(sources.rank_counts, limit, 2, match_token[:n_matches], chosen)
+        _count_cells(sources, tokens, cells, n, chosen, limit)
         if n_matches > 0:
-            match_rate[0] = _next_match_rate(match_rate[0], match_token[0] == chosen)
+            right = match_token[0] == chosen
+            line.match_rate[0] = _next_match_rate(line.match_rate[0], right)
         kept = 0
         for m in range(n_matches):
             if match_token[m] == chosen:
                 match_next[kept] = match_next[m] + 1
-                match_length[kept] = min(32, match_length[m] + 1)
+                match_length[kept] = min(_LONGEST_MATCH, match_length[m] + 1)
                 kept += 1
         n_matches = kept
         a, b = b, chosen
 
 
 @njit(cache=CACHE, nogil=True)
-def insert_pairs(
-    pair_keys: Array,
-    pair_stamps: Array,
-    pair_rows: Array,
-    pair_codes: Array,
-    new_keys: Array,
-    new_rows: Array,
-    new_codes: Array,
-) -> None:
+def insert_pairs(sources: Any, new_keys: Array, new_rows: Array, new_codes: Array) -> None:
     """Enter two-token rows from a file, the first ones being the oldest.
 
     Parameters
     ----------
-    pair_keys, pair_stamps, pair_rows, pair_codes : as in ``recycle_rows``, written.
+    sources : a tuple with the members of ``Sources``; those of two-token rows are written.
     new_keys, new_rows, new_codes : int64[n], int32 and uint8[n, k2].
     """
+    known = Sources(*sources)
     for i in range(new_keys.shape[0]):
         a, b = new_keys[i] >> 32, new_keys[i] & np.int64(0xFFFFFFFF)
-        place = _claim_pair(pair_keys, pair_stamps, a, b, i + 1)
-        pair_rows[place] = new_rows[i]
-        pair_codes[place] = new_codes[i]
+        place = _claim_pair(known.pair_keys, known.pair_stamps, a, b, i + 1)
+        known.pair_rows[place] = new_rows[i]
+        known.pair_codes[place] = new_codes[i]
 
 
 @njit(cache=CACHE, nogil=True)
-def learn_step(
-    rows: Array,
-    codes: Array,
-    pair_keys: Array,
-    pair_rows: Array,
-    pair_codes: Array,
-    pair_stamps: Array,
-    calibration: Array,
-    rank_counts: Array,
-    limit: float,
-    stamp: int,
-    by_rank: bool,
-    text: Array,
-    n_text: int,
-    heads: Array,
-    links: Array,
-    matches: Array,
-    n_matches: int,
-    match_rate: Array,
-    counting: bool,
-    token: Array,
-    parent: Array,
-    slot: Array,
-    n: int,
-    ids: Array,
-    values: Array,
-    emitted: Array,
-    tokens: Array,
-    cells: Array,
-) -> int:
-    """All that follows a verify step, in one call: calibrate, recycle, extend the text, match.
+def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, how: Any) -> int:
+    """All that follows a verify step, in one call: calibrate, recycle, extend the sequence, match.
 
     Parameters
     ----------
-    All as in ``calibrate``, ``recycle_rows``, ``index_text`` and ``find_matches``; ``text`` and
-    ``matches`` are written.
-    counting : whether to calibrate.
-    token, parent, slot, n : the draft tree of the step, root included, in BFS order.
+    sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (its ``tokens`` and
+        ``matches`` are written) and ``Nodes`` (``before`` holds the parent of each node).
+    index : heads and links, see ``index_tokens``; written.
+    emitted : int32[n], the tokens that the step emitted after the root.
+    how : the stamp and ``by_rank`` of ``recycle_rows``; whether to calibrate, and the ``limit`` of
+        ``calibrate``.
 
     Returns
     -------
-    Number of matches of the extended text.
+    Number of matches of the extended sequence.
     """
-    n_emitted = emitted.shape[0]
+    known, committed, tree = Sources(*sources), Committed(*line), Nodes(*nodes)
+    heads, links = index
+    stamp, by_rank, counting, limit = how
     if counting:
-        calibrate(
-            rows,
-            codes,
-            pair_keys,
-            pair_rows,
-            pair_codes,
-            calibration,
-            rank_counts,
-            limit,
-            text,
-            n_text,
-            matches,
-            n_matches,
-            match_rate,
-            emitted,
-            n_emitted,
-            tokens,
-            cells,
-        )
-    before = np.empty(n, np.int32)
-    before[0] = text[n_text - 2] if n_text > 1 else -1
-    for i in range(1, n):
-        before[i] = token[parent[i]]
-    recycle_rows(
-        rows,
-        codes,
-        pair_keys,
-        pair_stamps,
-        pair_rows,
-        pair_codes,
-        stamp,
-        before,
-        token,
-        slot,
-        n,
-        ids,
-        values,
-        by_rank,
-    )
+        calibrate(known, committed, emitted, limit)
+    tokens, n = committed.tokens, committed.n
+    before = np.empty(tree.n, np.int32)
+    before[0] = tokens[n - 2] if n > 1 else -1
+    for i in range(1, tree.n):
+        before[i] = tree.token[tree.before[i]]
+    after = Nodes(tree.token, tree.slot, before, tree.n, tree.ids, tree.values)
+    _write_rows(known, after, stamp, by_rank)
+    n_emitted = emitted.shape[0]
     for i in range(n_emitted):
-        text[n_text + i] = emitted[i]
-    index_text(text, n_text - 1, n_text + n_emitted - 1, heads, links)
-    return int(find_matches(text, n_text + n_emitted, heads, links, matches[0], matches[1]))
+        tokens[n + i] = emitted[i]
+    index_tokens(tokens, n - 1, n + n_emitted - 1, heads, links)
+    matches = committed.matches
+    return int(find_matches(tokens, n + n_emitted, heads, links, matches[0], matches[1]))

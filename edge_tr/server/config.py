@@ -39,7 +39,9 @@ class ServerConfig:
         ):
             value = getattr(self, name)
             if not low <= value <= high:
-                raise ConfigError(f"{name} {value} is not allowed; it must be {low} to {high}")
+                raise ConfigError(
+                    f"{name} {value} is not allowed; it must be {low} to {high}", field=name
+                )
         if self.api_key is not None and not (self.api_key.isascii() and self.api_key.strip()):
             raise ConfigError("the API key must be ASCII text and not empty")
         for origin in self.origins:
