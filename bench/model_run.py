@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass
 from math import ceil
 from pathlib import Path
@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
+from edge_tr.bench.baselines import Answer, Arm, DraftedArm, timed
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.prompts import Prompt, copied_share, interleave
 from edge_tr.config import ContextConfig, DraftConfig
@@ -23,6 +23,7 @@ from edge_tr.measuring.kept_costs import costs_of
 from edge_tr.session import Session
 from edge_tr.target import Int32
 
+from . import builds
 from .cells import LEAST_COPIED, LEAST_COPIES
 from .oracle import (
     K,
@@ -33,8 +34,7 @@ from .oracle import (
     rank_rates,
     save_candidates,
 )
-
-PLAIN_ARMS: dict[str, Callable[..., Arm]] = {"bare": BareArm, "stock": StockArm}
+from .stock_plain import PLAIN_ARMS, RemoteArm, StockBuild
 
 _PLAIN_QUESTIONS = 6
 _PLAIN_TOKENS = 64
@@ -94,6 +94,7 @@ class ModelRun:
         draft = DraftConfig(k=K, start="inherited", matrix_path=self._matrix)
         self.session = self._exit.enter_context(Session(path, context=context, draft=draft))
         self.fingerprint = self.session.model.fingerprint()
+        self.stock = self._exit.enter_context(closing(StockBuild(path, context)))
         self.auto = DraftedArm(self.session.decoder)
 
     def _measure_costs(self, path: Path) -> None:
@@ -122,8 +123,13 @@ class ModelRun:
         """A user's message in the model's chat template, as tokens."""
         return self.session.prompt_tokens(text)
 
-    def timed(self, arm: Arm, prompt: Int32, n_tokens: int | None = None) -> Answer:
-        return timed(arm, prompt, n_tokens or self.plan.n_tokens, self.session.stop_tokens)
+    def timed(self, arm: Arm | RemoteArm, prompt: Int32, n_tokens: int | None = None) -> Answer:
+        """One answer of this process or of the stock build's, once the other one rests."""
+        builds.settle()
+        n_tokens = n_tokens or self.plan.n_tokens
+        if isinstance(arm, RemoteArm):
+            return arm.answer(prompt, n_tokens, self.session.stop_tokens)
+        return timed(arm, prompt, n_tokens, self.session.stop_tokens)
 
     def _once(self, phase: str, measure: Callable[[], Any]) -> Any:
         """Result of a phase that is measured in one go."""
@@ -133,15 +139,15 @@ class ModelRun:
         return found["result"]
 
     def choose_plain(self, prompts: Sequence[Prompt]) -> str:
-        """The faster way of plain decoding, "bare" or "stock"."""
+        """The faster way of plain decoding of the stock build, "bare" or "stock"."""
         return str(self._once("plain", lambda: self._measure_plain(prompts))["fastest"])
 
     def _measure_plain(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
         ratios = []
         with ExitStack() as stack:
             arms = {}
-            for name, make in PLAIN_ARMS.items():
-                arms[name] = make(self.session.model, self.context)
+            for name in PLAIN_ARMS:
+                arms[name] = self.stock.arm(name, name)
                 stack.callback(arms[name].close)
             for i, prompt in enumerate([prompts[0], *prompts[:_PLAIN_QUESTIONS]]):
                 names = list(arms) if i % 2 else list(arms)[::-1]
@@ -184,10 +190,11 @@ class ModelRun:
     def measure(self, prompts: Sequence[Prompt], plain: str, fixed: dict[str, Setting]) -> None:
         """Every arm on every prompt, interleaved; the order turns round from one to the next."""
         with ExitStack() as stack:
-            arms: dict[str, Arm] = {}
+            arms: dict[str, Arm | RemoteArm] = {}
             for name in ("plain2", "plain"):
-                arms[name] = PLAIN_ARMS[plain](self.session.model, self.context)
+                arms[name] = self.stock.arm(name, plain)
                 stack.callback(arms[name].close)
+            arms["own"] = self._own_plain(plain, stack)
             arms["auto"] = self.auto
             learned = {}
             for kind, setting in fixed.items():
@@ -209,7 +216,13 @@ class ModelRun:
                     for file, candidates in learned.items():
                         save_candidates(file, candidates, self.fingerprint)
 
-    def _warm_up(self, arms: dict[str, Arm], prompt: Int32) -> None:
+    def _own_plain(self, plain: str, stack: ExitStack) -> Arm:
+        """The same way of plain decoding in this build."""
+        arm = PLAIN_ARMS[plain](self.session.model, self.context)
+        stack.callback(arm.close)
+        return arm
+
+    def _warm_up(self, arms: dict[str, Arm | RemoteArm], prompt: Int32) -> None:
         """Let every plain arm touch its memory once; the drafters stay as they are."""
         for arm in arms.values():
             if not isinstance(arm, DraftedArm):
@@ -217,12 +230,14 @@ class ModelRun:
 
     def _arms_of(self, names: list[str], turn: int, category: str) -> list[str]:
         if category == "adversarial":
-            return names[:3]
+            return names[:4]
         if self.plan.every_arm:
             return names
-        return names[:3] if turn % 2 == 0 else names[1:]
+        return names[:4] if turn % 2 == 0 else names[1:]
 
-    def _measure_once(self, phase: str, prompt: Prompt, arms: dict[str, Arm], **more: Any) -> bool:
+    def _measure_once(
+        self, phase: str, prompt: Prompt, arms: dict[str, Arm | RemoteArm], **more: Any
+    ) -> bool:
         if self.records.find(self.name, phase, prompt.id):
             return False
         answers = {name: asdict(self.timed(arm, prompt.tokens)) for name, arm in arms.items()}
@@ -239,15 +254,15 @@ class ModelRun:
 
     def measure_copies(self, prompts: Sequence[Prompt], plain: str) -> None:
         """Automatic against plain on the texts that the model really copies."""
-        make = PLAIN_ARMS[plain]
         with ExitStack() as stack:
-            arm = make(self.session.model, self.context)
-            stack.callback(arm.close)
+            own = self._own_plain(plain, stack)
+            reference = self.stock.arm("copies", plain)
+            stack.callback(reference.close)
             shares: dict[str, float] = {}
             for prompt in prompts:
                 found = self.records.find(self.name, "copy_screen", prompt.id)
                 if found is None:
-                    answer = self.timed(arm, prompt.tokens)
+                    answer = self.timed(own, prompt.tokens)
                     share = copied_share(prompt.tokens.tolist(), answer.tokens)
                     found = self.records.append(
                         self.name, "copy_screen", prompt.id, copied_share=share
@@ -258,14 +273,16 @@ class ModelRun:
                     break
             chosen = [p for p in prompts if shares.get(p.id, -1) >= self.plan.least_copied]
             for i, prompt in enumerate(chosen):
-                arms = {"plain": arm, "auto": self.auto}
+                arms: dict[str, Arm | RemoteArm]
+                arms = {"plain": reference, "own": own, "auto": self.auto}
                 if i % 2:
                     arms = dict(reversed(arms.items()))
                 if self._measure_once("copy_edit", prompt, arms, copied_share=shares[prompt.id]):
                     self.say(f"copy {i + 1} of {len(chosen)}: {self._last()}")
 
     def compare_texts(self, prompts: Sequence[Prompt]) -> None:
-        """Whether drafted and plain texts are the same, and what rounding explains."""
+        """Whether drafted and plain texts of this build are the same, and what rounding
+        explains."""
         self._once("equality", lambda: self._equality(prompts))
 
     def _equality(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
@@ -273,11 +290,11 @@ class ModelRun:
         pairs, widths, same = [], [2], []
         for record in self._answered():
             answers = {name: Answer(**a) for name, a in record["answers"].items()}
-            plain, auto = answers["plain"], answers["auto"]
-            pairs.append(TextPair(record["id"], tokens[record["id"]], plain.tokens, auto.tokens))
+            own, auto = answers["own"], answers["auto"]
+            pairs.append(TextPair(record["id"], tokens[record["id"]], own.tokens, auto.tokens))
             widths.append(_mean_width(auto.stats))
             if "plain2" in answers:
-                same.append(answers["plain2"].tokens == plain.tokens)
+                same.append(answers["plain2"].tokens == answers["plain"].tokens)
         self.say(f"comparing {len(pairs)} texts")
         with LlamaTarget(self.session.model, self.context) as target:
             report = compare_texts(
@@ -286,7 +303,10 @@ class ModelRun:
                 widths=range(2, max(widths) + 1),
                 n_positions=self.plan.n_positions,
             )
-        return report.to_dict() | {"plain_identical_share": sum(same) / max(1, len(same))}
+        return report.to_dict() | {
+            "plain_identical_share": sum(same) / max(1, len(same)),
+            "waiting_share": self.stock.waiting_share,
+        }
 
     def _answered(self) -> list[Record]:
         return self.records.of(self.name, "measured") + self.records.of(self.name, "copy_edit")

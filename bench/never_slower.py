@@ -1,11 +1,12 @@
 """Automatic mode against plain decoding: ``python -m bench.never_slower --json``.
 
-Every question is answered by plain decoding, automatic mode and, in turn or always, a second
-plain arm and the best fixed setting: in one process, one after the other, the order turned
-round from question to question. All answers are greedy and of the same length, end of text
-ignored; "to end" looks at the part before it only. Plain is the faster of a bare
-``llama_decode`` loop and the stock ``llama_cpp.Llama``. Prefixes that a prompt shares with the
-one before (the chat template) are reused in every arm.
+Every question is answered by plain decoding of stock llama.cpp, plain decoding of our build,
+automatic mode and, in turn or always, a second stock arm and the best fixed setting: one after the
+other, the order turned round from question to question. All answers are greedy and of the same
+length, end of text ignored; "to end" looks at the part before it only. Plain is the faster of a
+bare ``llama_decode`` loop and the stock ``llama_cpp.Llama``, both of a stock build in a process of
+its own, which sleeps while another arm runs. Prefixes that a prompt shares with the one before
+(the chat template) are reused in every arm.
 
 Automatic mode starts with an empty matrix and inherits it from question to question; its costs
 are measured when the run starts, so nothing else should run on the machine.
@@ -31,6 +32,7 @@ from edge_tr.errors import EdgeTRError
 from edge_tr.llama.library import system_info, version
 from edge_tr.machine import facts
 
+from . import builds
 from .cells import summary, table
 from .model_run import ModelRun, Plan
 
@@ -118,6 +120,7 @@ def run(options: argparse.Namespace, out: Path) -> dict[str, Any]:
         "context": vars(context),
         "questions": str(options.questions) if options.questions else None,
         "build": [version(), system_info()],
+        "stock_build": str(builds.stock()),
     }
     records = Records(out / "pairs.jsonl", settings)
     questions = load_questions(options.questions)

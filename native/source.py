@@ -99,8 +99,8 @@ def add_kernels(source: Path, version: str) -> None:
         text = path.read_text("utf-8") if path.exists() else ""
         if text.count(hook.anchor) != 1:
             raise NativeBuildError(
-                f"{PACKAGE} {version}: our kernels do not fit its {hook.file}, where this text stands "
-                f"{text.count(hook.anchor)} times, not once: {hook.anchor.strip()!r}. "
+                f"{PACKAGE} {version}: our kernels do not fit its {hook.file}, where this text "
+                f"stands {text.count(hook.anchor)} times, not once: {hook.anchor.strip()!r}. "
                 "Use --preset stock, which leaves them out"
             )
         path.write_text(text.replace(hook.anchor, hook.anchor + hook.text), "utf-8")

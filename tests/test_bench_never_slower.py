@@ -21,7 +21,6 @@ from edge_tr.target import Int32
 
 STATS = {"n_steps": 10, "n_plain_steps": 5, "n_drafted": 20}
 FIXED = {"best": {"static": {"name": "off"}}}
-EQUAL = {"violations": 0}
 
 
 def answer(tps: float) -> dict[str, Any]:
@@ -31,26 +30,29 @@ def answer(tps: float) -> dict[str, Any]:
 def record(
     model: str = "smollm2-q4_0",
     *,
-    auto: Sequence[float] = (100.0,) * 10,
+    auto: Sequence[float] = (180.0,) * 10,
     plain2: float = 100.0,
-    static: float = 100.0,
-    copy: float = 200.0,
+    static: float = 180.0,
+    own: float = 90.0,
+    copy: float = 300.0,
     n_copies: int = 10,
     violations: int = 0,
+    identical_share: float = 1.0,
 ) -> Records:
-    """Ten questions and some copies on one model; plain decoding runs at 100 tokens/s."""
+    """Ten questions and some copies on one model; stock's plain decoding runs at 100 tokens/s."""
     records = Records(None, {})
-    speeds = {"plain": 100.0, "plain2": plain2, "static": static}
+    speeds = {"plain": 100.0, "plain2": plain2, "own": own, "static": static}
     for i, tps in enumerate(auto):
         answers = {name: answer(speed) for name, speed in (speeds | {"auto": tps}).items()}
         records.append(model, "measured", str(i), category="rag", answers=answers)
     for i in range(n_copies):
-        answers = {"plain": answer(100.0), "auto": answer(copy)}
+        answers = {"plain": answer(100.0), "own": answer(own), "auto": answer(copy)}
         values = {"category": "copy_edit", "copied_share": 0.9, "answers": answers}
         records.append(model, "copy_edit", str(i), **values)
     records.append(model, "plain", "", result={"fastest": "bare"})
     records.append(model, "fixed", "", result=FIXED)
-    records.append(model, "equality", "", result=EQUAL | {"violations": violations})
+    equality = {"violations": violations, "identical_share": identical_share}
+    records.append(model, "equality", "", result=equality)
     return records
 
 
@@ -61,8 +63,26 @@ def verdict(records: Records) -> dict[str, Any]:
 def test_a_run_that_meets_everything_passes() -> None:
     result = verdict(record())
     assert result["passed"]
-    assert result["copy_edit_ratio"] == 2.0
+    assert result["copy_edit_ratio"] == 3.0
     assert result["oracle_share"] == 1.0
+    assert result["texts_equal"] == 1.0
+
+
+def test_the_lowest_category_and_the_median_of_all_texts_are_told_apart() -> None:
+    result = verdict(record(auto=[110.0] * 10, n_copies=11))
+    assert (result["lowest_median"], result["failed_cells"], result["passed"]) == (1.1, 0, False)
+    assert result["median_all"] == {"smollm2-q4_0": 3.0}
+
+
+def test_kernels_and_drafting_are_told_apart() -> None:
+    found = verdict(record(own=120.0, n_copies=0))["models"]["smollm2-q4_0"]
+    assert (found["from_kernels"], found["from_drafting"]) == (1.2, 1.5)
+    assert found["cells"]["rag"]["from_kernels"] == 1.2
+
+
+def test_a_text_that_differs_from_plain_decoding_of_its_build_fails_the_run() -> None:
+    result = verdict(record(identical_share=0.9))
+    assert (result["texts_equal"], result["passed"]) == (0.9, False)
 
 
 def test_a_cell_that_is_slower_for_sure_fails() -> None:
@@ -84,7 +104,7 @@ def test_too_few_copies_give_no_ratio() -> None:
 
 
 def test_an_oracle_that_is_faster_lowers_the_share() -> None:
-    result = verdict(record(static=125.0))
+    result = verdict(record(static=225.0))
     assert (result["oracle_share"], result["passed"]) == (0.8, False)
 
 
@@ -149,6 +169,7 @@ def smoke(
     """Runs the dry run in one directory."""
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(out / "cache"))
     monkeypatch.setattr("edge_tr.models.path", lambda *_: tiny_model("llama"))
+    monkeypatch.setattr("bench.builds.stock", lambda: None)
 
     def run(*more: str) -> int:
         options = ["--smoke", "--threads", "1", "--json", "--out", str(out / "run"), *more]

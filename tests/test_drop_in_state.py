@@ -10,18 +10,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import gguf
 import llama_cpp
-import numpy as np
 import pytest
 from drop_in import PAPER, open_own, open_stock
+from ggml import write_lora
 from llama_cpp import _internals as internals
 from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
 from edge_tr import Llama
 from edge_tr.errors import ConfigError, ContextFullError, MatrixFileError, ModelUnsupportedError
 from edge_tr.llama.kept_rows import RecentRows
-from edge_tr.models import tiny
 
 PROMPT = "Once upon a time there was a"
 GREEDY: dict[str, Any] = {"max_tokens": 30, "temperature": 0.0}
@@ -273,24 +271,6 @@ def test_a_matrix_in_a_folder_that_is_missing(open_tiny: Open, tmp_path: Path) -
 def test_what_is_no_tree(open_tiny: Open) -> None:
     with pytest.raises(ConfigError, match="speculative None is not allowed; it must be 'auto'"):
         open_tiny(speculative=None)
-
-
-def write_lora(path: Path) -> Path:
-    """An adapter of rank 2 for the tiny llama, strong enough to change its text."""
-    rng = np.random.default_rng(0)
-    writer = gguf.GGUFWriter(path, "llama")
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 2.0)
-    for name, n_in, n_out in (("attn_q", tiny.N_EMBD, tiny.N_EMBD), ("ffn_up", 128, tiny.N_FF)):
-        for part, shape in (("lora_a", (2, n_in)), ("lora_b", (n_out, 2))):
-            weights = rng.standard_normal(shape, np.float32) * np.float32(0.3)
-            writer.add_tensor(f"blk.0.{name}.weight.{part}", weights)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
 
 
 def test_a_lora_adapter_has_its_text_and_its_matrix(

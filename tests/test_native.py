@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import threading
 import zipfile
 from collections.abc import Callable
@@ -18,6 +19,7 @@ import pytest
 
 from edge_tr.errors import NativeBuildError
 from edge_tr.machine import build_check, isa
+from native import source
 
 ROOT = Path(__file__).resolve().parent.parent
 posix = pytest.mark.skipif(sys.platform == "win32", reason="the stand-in is a shell script")
@@ -50,10 +52,17 @@ def fake_python(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[st
     return write
 
 
-MAKE_WHEEL = """
-while [ "$1" != --wheel-dir ]; do shift; done
-echo "[1/2] cc"; echo "[2/2] cc $CMAKE_ARGS"; echo made > "$2/llama_cpp_python-0-py3-none-any.whl"
+PIP = """
+if [ "$3" = download ]; then
+  while [ "$1" != -d ]; do shift; done
+  cp "{archive}" "$2"
+else
+  while [ "$1" != --wheel-dir ]; do shift; done
+  echo "[1/2] cc"; echo "[2/2] cc $CMAKE_ARGS"
+  cat "$3/llama_cpp/__init__.py" "$3/{cmake}" > "$2/llama_cpp_python-0-py3-none-any.whl"
+fi
 """
+CMAKE_LISTS = source.HOOKS[0].file
 
 
 BUILD_WHEEL = """
@@ -68,9 +77,87 @@ def plan(build: ModuleType, tmp_path: Path) -> Any:
     return build.Plan("cpu", "0", ("-DGGML_NATIVE=OFF",), tmp_path / "cache" / "wheels" / "key")
 
 
-def test_exact_differs_from_cpu_by_llamafile_alone(build: ModuleType) -> None:
-    cpu, exact = (set(build.make_plan(preset).flags) for preset in ("cpu", "exact"))
-    assert exact - cpu == {"-DGGML_LLAMAFILE=OFF"}
+@pytest.fixture
+def unpacked(tmp_path: Path) -> Path:
+    """What our kernels touch in the source archive of llama-cpp-python."""
+    folder = tmp_path / "llama_cpp_python-0"
+    texts = {"pyproject.toml": "", "llama_cpp/__init__.py": '__version__ = "0"\n'}
+    for hook in source.HOOKS:
+        texts[hook.file] = texts.get(hook.file, "") + f"before\n{hook.anchor}behind\n"
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+@pytest.fixture
+def pip(unpacked: Path, tmp_path: Path, fake_python: Callable[[str], None]) -> None:
+    """A stand-in for pip: brings the archive, and puts two of its files into the wheel."""
+    archive = tmp_path / "llama_cpp_python-0.tar.gz"
+    with tarfile.open(archive, "w:gz") as tar:
+        tar.add(unpacked, unpacked.name)
+    fake_python(PIP.format(archive=archive, cmake=CMAKE_LISTS))
+
+
+def test_stock_differs_from_cpu_by_our_kernels_alone(build: ModuleType) -> None:
+    cpu, stock = build.make_plan("cpu"), build.make_plan("stock")
+    assert (cpu.flags, cpu.kernels) == (stock.flags, True)
+    assert not stock.kernels
+    assert cpu.folder != stock.folder
+
+
+def test_our_kernels_enter_the_archive(unpacked: Path) -> None:
+    source.add_kernels(unpacked, "0")
+    for hook in source.HOOKS:
+        assert hook.anchor + hook.text in (unpacked / hook.file).read_text()
+    folder = (unpacked / CMAKE_LISTS).parent / "edge_tr"
+    own = {file.name for file in source.KERNELS.iterdir() if file.suffix in (".h", ".cpp")}
+    assert {file.name for file in folder.iterdir()} == own
+    assert (unpacked / "llama_cpp/__init__.py").read_text() == '__version__ = "0+edge.tr.1"\n'
+
+
+@pytest.mark.parametrize("times", [0, 2])
+@pytest.mark.parametrize("hook", source.HOOKS, ids=lambda hook: Path(hook.file).name)
+def test_a_hook_that_does_not_fit_names_its_file(
+    unpacked: Path, hook: source.Hook, times: int
+) -> None:
+    path = unpacked / hook.file
+    path.write_text(path.read_text().replace(hook.anchor, hook.anchor * times))
+    words = f"do not fit its {hook.file}, where this text stands {times} times, not once"
+    with pytest.raises(NativeBuildError, match=words):
+        source.add_kernels(unpacked, "0")
+
+
+@posix
+def test_a_hook_that_does_not_fit_stops_the_build(
+    build: ModuleType, plan: Any, unpacked: Path, request: pytest.FixtureRequest
+) -> None:
+    (unpacked / CMAKE_LISTS).unlink()
+    request.getfixturevalue("pip")
+    with pytest.raises(NativeBuildError, match=f"fit its {CMAKE_LISTS}.*Use --preset stock"):
+        build.build(plan)
+    assert plan.wheel() is None
+
+
+@posix
+@pytest.mark.usefixtures("pip")
+@pytest.mark.parametrize("ours", [True, False])
+def test_a_wheel_says_whether_it_has_our_kernels(build: ModuleType, plan: Any, ours: bool) -> None:
+    made = build.build(plan._replace(kernels=ours)).read_text()
+    assert ("+edge.tr.1" in made) is ours
+    assert ("EDGE_TR_SOURCES" in made) is ours
+
+
+def test_the_key_changes_with_a_kernel(
+    build: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    before = {preset: build.make_plan(preset).folder for preset in ("cpu", "stock")}
+    changed = shutil.copytree(source.KERNELS, tmp_path / "kernels")
+    with (changed / "simd.h").open("a") as file:
+        file.write("// another line\n")
+    monkeypatch.setattr(source, "KERNELS", changed)
+    assert build.make_plan("cpu").folder != before["cpu"]
+    assert build.make_plan("stock").folder == before["stock"]
 
 
 @pytest.mark.skipif(not isa.is_x86(), reason="x86-64 sets")
@@ -132,20 +219,16 @@ def test_a_cached_wheel_is_used(build: ModuleType, plan: Any) -> None:
 
 
 @posix
-def test_a_build_leaves_the_wheel_and_its_log_alone(
-    build: ModuleType, plan: Any, fake_python: Callable[[str], None]
-) -> None:
-    fake_python(MAKE_WHEEL)
+@pytest.mark.usefixtures("pip")
+def test_a_build_leaves_the_wheel_and_its_log_alone(build: ModuleType, plan: Any) -> None:
     wheel = build.build(plan)
     assert sorted(path.name for path in plan.folder.iterdir()) == ["build.log", wheel.name]
     assert "cc -DGGML_NATIVE=OFF" in (plan.folder / "build.log").read_text()
 
 
 @posix
-def test_two_builds_at_once_give_one_wheel(
-    build: ModuleType, plan: Any, fake_python: Callable[[str], None]
-) -> None:
-    fake_python(MAKE_WHEEL)
+@pytest.mark.usefixtures("pip")
+def test_two_builds_at_once_give_one_wheel(build: ModuleType, plan: Any) -> None:
     wheels: list[Path] = []
     threads = [threading.Thread(target=lambda: wheels.append(build.build(plan))) for _ in range(2)]
     for thread in threads:
@@ -154,7 +237,7 @@ def test_two_builds_at_once_give_one_wheel(
         thread.join()
     assert len(wheels) == 2
     assert wheels[0] == wheels[1]
-    assert wheels[0].read_text() == "made\n"
+    assert "+edge.tr.1" in wheels[0].read_text()
 
 
 @posix

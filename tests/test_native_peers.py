@@ -21,7 +21,7 @@ if [ "$1" = --build ]; then
   mkdir -p "$2/bin"
   for program in llama-server llama-lookahead llama-lookup; do touch "$2/bin/$program"; done
 else
-  echo "$@"
+  echo "$@"; find "$2" -name edge_tr
 fi
 """
 Script = Callable[[str, str], None]
@@ -52,6 +52,7 @@ def archive(tmp_path: Path) -> Path:
     """A source archive as PyPI has it."""
     source = tmp_path / "llama_cpp_python-0" / "vendor" / "llama.cpp"
     source.mkdir(parents=True)
+    (tmp_path / "llama_cpp_python-0" / "pyproject.toml").touch()
     file = tmp_path / "llama_cpp_python-0.tar.gz"
     with tarfile.open(file, "w:gz") as tar:
         tar.add(tmp_path / "llama_cpp_python-0", "llama_cpp_python-0")
@@ -80,6 +81,19 @@ def test_the_flags_are_those_of_the_preset_and_offline(
     log = (peers.build(plan) / "build.log").read_text()
     for flag in ("-DGGML_NATIVE=OFF", "-DLLAMA_USE_PREBUILT_UI=OFF", "-DLLAMA_OPENSSL=OFF"):
         assert flag in log
+
+
+def test_peers_are_llama_cpp_as_it_is_published(
+    plan: Plan, script: Script, archive: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script("python", download(archive))
+    script("cmake", CMAKE)
+    assert "edge_tr\n" not in (peers.build(plan) / "build.log").read_text()
+    asked: list[Plan] = []
+    monkeypatch.setattr(peers, "build", asked.append)
+    monkeypatch.setattr(sys, "argv", ["peers.py"])
+    assert peers.main() == 0
+    assert asked[0].kernels is False
 
 
 def test_what_was_built_is_used_again(plan: Plan, script: Script) -> None:

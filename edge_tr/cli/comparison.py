@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -79,20 +80,50 @@ class Comparison:
         return next((i for i in range(shorter) if plain[i] != drafted[i]), shorter)
 
 
-def table(plain: Run, comparisons: list[Comparison]) -> list[str]:
-    """One line for plain decoding and one for each drafted run."""
+def table(plain: Run, comparisons: list[Comparison], published: Sequence[Run] = ()) -> list[str]:
+    """One line for plain decoding and one for each drafted run.
+
+    ``published`` are plain runs with llama.cpp's own kernels alone; where there are some, they
+    have the first line, and all speeds are told in times theirs.
+    """
+    base = "as llama.cpp" if published else "as plain"
     lines = [
         f"{'':<24}{'tokens':>12}{'times as fast':>16}{'mean accepted':>16}{'one step costs':>17}",
-        f"{'':<24}{'per second':>12}{'as plain':>16}{'tokens':>16}{'in plain steps':>17}",
+        f"{'':<24}{'per second':>12}{base:>16}{'tokens':>16}{'in plain steps':>17}",
     ]
     tps = plain.stats.decode_tps
     if comparisons:
         tps = sum(c.plain_tps for c in comparisons) / len(comparisons)
-    rows = [("plain decoding", tps, 1.0, plain.stats.mat, 1.0)]
+    rows = []
+    gain = 1.0
+    if published:
+        own = published_tps(published)
+        gain = tps / own if own else 0.0
+        step_s = sum(run.step_s for run in published) / len(published)
+        steps = step_s / plain.step_s if plain.step_s else 0.0
+        rows = [("llama.cpp alone, plain", own, 1.0, published[0].stats.mat, steps)]
+    rows.append(("plain decoding", tps, gain, plain.stats.mat, 1.0))
     for c in comparisons:
         stats = c.run.stats
-        rows.append((c.run.name, stats.decode_tps, c.speedup, stats.mat, c.step_cost))
+        rows.append((c.run.name, stats.decode_tps, gain * c.speedup, stats.mat, c.step_cost))
     return lines + [f"{n:<24}{t:>12.1f}{s:>16.2f}{m:>16.2f}{k:>17.2f}" for n, t, s, m, k in rows]
+
+
+def published_tps(runs: Sequence[Run]) -> float:
+    """Tokens per second over some runs."""
+    return sum(run.stats.decode_tps for run in runs) / len(runs)
+
+
+def against_published(comparisons: list[Comparison], published: Sequence[Run]) -> str:
+    """How much of the fastest run's speed comes from our kernels, and how much from drafting."""
+    own = published_tps(published)
+    best = max(comparisons, key=lambda c: c.run.stats.decode_tps)
+    if not own or not best.plain_tps:
+        return ""
+    return (
+        f"{best.run.name}: {best.run.stats.decode_tps / own:.2f} times as fast as llama.cpp alone, "
+        f"{best.plain_tps / own:.2f} by kernels and {best.speedup:.2f} by drafting."
+    )
 
 
 def sentences(comparisons: list[Comparison]) -> list[str]:

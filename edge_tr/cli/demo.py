@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +30,17 @@ call us before Friday and we will find another day.
 Yours sincerely,
 Anna Lindqvist"""
 
-_SETTING = (
-    "Each run starts with an empty matrix. Flash attention and a q8_0 cache are in use: with them\n"
+_SETTING = "Each run starts with an empty matrix."
+_SETTING_PUBLISHED = (
+    f"{_SETTING} Flash attention and a q8_0 cache are in use: with them\n"
     "llama.cpp can give bit-equal results in batches of different widths, so that texts compare."
 )
 _DESCRIPTION = """\
 Answers one prompt with plain decoding and with Token Recycling: with the paper's tree of 80
 nodes, with a small tree, and with the tree that edge-tr picks itself. Shows whether the text
 is the same, how fast each was, and whether drafting paid on this machine. Plain decoding runs
-before and after each of them, since a machine's speed drifts. The prompt asks for a corrected copy
+before and after each of them, since a machine's speed drifts; where this build has our kernels,
+llama.cpp's own come first and last. The prompt asks for a corrected copy
 of a letter, the kind of text that gains most; prose gains less (--prompt).
 """
 
@@ -89,6 +92,7 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
     reason = demo.prepare(paper)
     if not args.json:
         write(f"{path.name} is asked:\n\n{args.prompt}\n\nIt answers:\n\n")
+    published = [demo.measure_published()] if demo.has_kernels else []
     before = demo.measure("plain decoding", "off", show=not args.json)
     comparisons = []
     for name, tree in (
@@ -102,28 +106,37 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
         after = demo.measure("plain decoding", "off")
         comparisons.append(comparison.Comparison(drafted, before, after))
         before = after
+    if published:
+        published.append(demo.measure_published())
     if args.json:
         facts = {
             "model": str(path),
             "prompt": args.prompt,
             "text": before.text,
             "plain": before.stats.to_dict(),
+            "published": [run.stats.to_dict() for run in published],
             "drafted": comparison.report(comparisons),
             "plain_reason": reason,
         }
         write(json.dumps(facts) + "\n")
         return 0
-    lines = [*comparison.table(before, comparisons), "", _SETTING, ""]
+    setting = _SETTING if demo.has_kernels else _SETTING_PUBLISHED
+    lines = [*comparison.table(before, comparisons, published), "", setting, ""]
     lines += [reason] if reason else comparison.sentences(comparisons)
+    if published and not reason:
+        lines.append(comparison.against_published(comparisons, published))
     write("\n".join(lines) + "\n")
     return 0
 
 
 class _Demo:
     def __init__(self, args: argparse.Namespace, path: Path, guard: Interruptible) -> None:
+        from edge_tr.llama import kernels
+
         self.args = args
         self.path = path
         self.guard = guard
+        self.has_kernels = kernels.active() == kernels.ALL
 
     def prepare(self, tree: Any) -> str:
         """Compile what is compiled on first use; why nothing can be drafted, or nothing."""
@@ -138,14 +151,9 @@ class _Demo:
         from edge_tr.session import Session
 
         threads = self.args.threads
-        context = ContextConfig(
-            n_ctx=1024,
-            n_threads=threads,
-            n_threads_batch=threads,
-            flash_attn=True,
-            type_k="q8_0",
-            type_v="q8_0",
-        )
+        context = ContextConfig(n_ctx=1024, n_threads=threads, n_threads_batch=threads)
+        if not self.has_kernels:
+            context = replace(context, flash_attn=True, type_k="q8_0", type_v="q8_0")
         draft = DraftConfig(speculative=tree, start="empty")
         return Session(
             self.path,
@@ -154,6 +162,13 @@ class _Demo:
             **options.placement(self.args),
             progress=note,
         )
+
+    def measure_published(self) -> comparison.Run:
+        """Plain decoding with llama.cpp's own kernels."""
+        from edge_tr.llama import kernels
+
+        with kernels.only(0):
+            return self.measure("llama.cpp alone, plain", "off")
 
     def measure(self, name: str, tree: Any, *, show: bool = False) -> comparison.Run:
         """Answer the prompt once, from an empty matrix and an empty cache."""

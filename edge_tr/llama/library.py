@@ -90,9 +90,14 @@ def function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]
 
 
 def ggml_function(name: str, restype: Any, argtypes: list[Any]) -> Callable[..., Any]:
-    """The same of ggml, whose functions lie in two libraries."""
+    """The same of ggml, whose functions lie in three libraries.
+
+    Raises
+    ------
+    StopIteration : none of them has it.
+    """
     folder = Path(llama_cpp.__file__).parent / "lib"
-    libraries = [load_shared_library(part, folder) for part in ("ggml", "ggml-base")]
+    libraries = (load_shared_library(part, folder) for part in ("ggml", "ggml-base", "ggml-cpu"))
     holder = next(library for library in libraries if hasattr(library, name))
     return ctypes.CFUNCTYPE(restype, *argtypes)((name, holder))
 

@@ -24,8 +24,8 @@ from edge_tr.llama import context
 from edge_tr.llama.drafter_from_stock import ModelDrafter
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.servers import Servers
-from edge_tr.llama.vocabulary import constraint_vocabulary
 from edge_tr.llama.turns import Turns
+from edge_tr.llama.vocabulary import constraint_vocabulary
 from edge_tr.stats import Stats
 
 _Self = TypeVar("_Self", bound="OpenedLlama")

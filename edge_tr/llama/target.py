@@ -22,6 +22,7 @@ from edge_tr.errors import (
 )
 from edge_tr.files.closing import Closing
 from edge_tr.kernels import CACHE
+from edge_tr.llama import kernels
 from edge_tr.llama.library import forget_errors, function, lib, recent_errors, system_info, version
 from edge_tr.llama.model import Model
 from edge_tr.target import Batch, Float32
@@ -247,7 +248,7 @@ def cost_conditions(path: Path, rpc: Sequence[str] = ()) -> dict[str, Any]:
     others = {"rpc": list(rpc)} if rpc else {}
     return others | {
         "machine": [platform.machine(), platform.processor(), os.cpu_count()],
-        "build": [version(), system_info()],
+        "build": [version(), system_info(), kernels.active()],
         "model": [path.name, stat.st_size, stat.st_mtime_ns],
     }
 

@@ -10,8 +10,8 @@ from pydantic import BaseModel, Field, ValidationError
 from starlette.requests import Request
 
 from edge_tr.answer import AnswerConfig
-from edge_tr.config import SamplingConfig
 from edge_tr.chat.history import clean
+from edge_tr.config import SamplingConfig
 from edge_tr.constrain.constraint import Rules
 from edge_tr.constrain.schema import schema_rules
 from edge_tr.server.errors import RequestError

@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import TypeVar
 
 from edge_tr.answer import Answer
-from edge_tr.chat.text import Piece
 from edge_tr.chat.calls import call_schema, check_tools, chosen_tools
-from edge_tr.errors import ConfigError
+from edge_tr.chat.text import Piece
 from edge_tr.constrain.constraint import Rules
 from edge_tr.constrain.schema import schema_rules
+from edge_tr.errors import ConfigError
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError

@@ -6,16 +6,19 @@
 
 namespace edge {
 
+float alibi_slope(int64_t head, int64_t n_heads, float max_bias) {
+    if (max_bias <= 0) return 1.0f;
+    const uint32_t power = 1u << (uint32_t) std::floor(std::log2((double) n_heads));
+    const float m0 = std::pow(2.0f, -max_bias / power);
+    const float m1 = std::pow(2.0f, -max_bias / 2.0f / power);
+    return head < power ? std::pow(m0, (float) (head + 1)) : std::pow(m1, (float) (2 * (head - power) + 1));
+}
+
 #if defined(EDGE_KERNELS)
 
-struct Q8Block { uint16_t d; int8_t q[32]; };
+constexpr int64_t MOST_TOKENS = 128, MOST_QUERIES = 1024;
 
-static float half_to_float(uint16_t h) {
-    alignas(64) uint16_t in[LANES] = {h};
-    float out[LANES];
-    store(out, load_f16(in));
-    return out[0];
-}
+struct Q8Block { uint16_t d; int8_t q[32]; };
 
 // One row of a cache as floats.
 static void expand(int type, const char * row, int64_t n, float * out) {
@@ -35,6 +38,46 @@ static void expand(int type, const char * row, int64_t n, float * out) {
     }
 }
 
+constexpr uint16_t HIDDEN = 0xfc00;  // -infinity
+
+// The first cell from `from` on that is hidden, or seen; n where there is none.
+template <class T> static int64_t first(const T * mask, T hidden, bool wanted, int64_t from, int64_t n) {
+    int64_t i = from;
+    for (; i + 64 <= n; i += 64) {
+        int found = 0;
+        for (int j = 0; j < 64; j++) found |= (mask[i + j] == hidden) == wanted;
+        if (found) break;
+    }
+    for (; i < n; i++) {
+        if ((mask[i] == hidden) == wanted) return i;
+    }
+    return n;
+}
+
+template <class T> static void find_order(Order & o, const T * mask, T hidden, int64_t n_cells, int64_t align) {
+    const int64_t begin = first(mask, hidden, false, 0, n_cells);
+    const int64_t end = first(mask, hidden, true, begin, n_cells);
+    o.n = 0;
+    o.start = end / align * align;
+    int64_t next = first(mask, hidden, false, end, n_cells);
+    if (next == n_cells) return;
+    int n = 0;
+    for (int64_t i = o.start; i < end; i++) o.cell[n++] = (int32_t) i;
+    for (; next < n_cells; next = first(mask, hidden, false, next + 1, n_cells)) {
+        if (n == Order::MOST) return;  // not a tree of ours
+        o.cell[n++] = (int32_t) next;
+    }
+    o.n = n;
+}
+
+void Order::find(int mask_type, const void * mask, int64_t n_cells, int64_t align) {
+    if (mask_type == F16) {
+        find_order<uint16_t>(*this, (const uint16_t *) mask, HIDDEN, n_cells, align);
+    } else {
+        find_order<float>(*this, (const float *) mask, -INFINITY, n_cells, align);
+    }
+}
+
 static int64_t chunk_count(const Attention & a) { return (a.n_cells + CHUNK - 1) / CHUNK; }
 static int64_t partial_floats(const Attention & a) { return a.v.size + 2; }  // largest, sum, values
 static int64_t shared_heads(const Attention & a) { return a.n_heads / a.n_kv_heads; }
@@ -45,8 +88,8 @@ static bool fits(const Cache & c) {
 }
 
 bool has_attention(const Attention & a) {
-    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= 16 &&
-           a.n_tokens * shared_heads(a) <= 1024 && (!a.mask || a.n_heads % a.mask_heads == 0);
+    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= MOST_TOKENS &&
+           a.n_tokens * shared_heads(a) <= MOST_QUERIES && (!a.mask || a.n_heads % a.mask_heads == 0);
 }
 
 size_t attention_scratch_bytes(const Attention & a) {
@@ -69,8 +112,6 @@ static const uint16_t * mask_row(const Attention & a, int64_t token, int64_t hea
     return (const uint16_t *) row + cell;
 }
 
-constexpr uint16_t HIDDEN = 0xfc00;  // -infinity
-
 static bool any_visible(const Attention & a, int64_t first_head, int64_t cell, int64_t n) {
     if (!a.mask) return true;
     for (int64_t h = 0; h < (a.mask_heads > 1 ? shared_heads(a) : 1); h++) {
@@ -82,14 +123,6 @@ static bool any_visible(const Attention & a, int64_t first_head, int64_t cell, i
         }
     }
     return false;
-}
-
-static float slope_of(const Attention & a, int64_t head) {
-    if (a.max_bias <= 0) return 1.0f;
-    const uint32_t power = 1u << (uint32_t) std::floor(std::log2((double) a.n_heads));
-    const float m0 = std::pow(2.0f, -a.max_bias / power);
-    const float m1 = std::pow(2.0f, -a.max_bias / 2.0f / power);
-    return head < power ? std::pow(m0, (float) (head + 1)) : std::pow(m1, (float) (2 * (head - power) + 1));
 }
 
 // Scores of n <= CHUNK cells become weights; behind the last cell they are 0. The largest score and
@@ -180,53 +213,103 @@ static void values(const char * v, size_t cell_bytes, int64_t size, int64_t n, i
     }
 }
 
-// Cells of one head as rows of a type that the products read: Q8_0 is expanded into `room`.
+// Cells of one head as rows of a type that the products read. Those of an order, and Q8_0, are
+// expanded into `room`.
 struct Rows { int type; const char * data; size_t stride; };
 
-static Rows rows_of(const Cache & c, int64_t head, int64_t cell, int64_t n, float * room) {
-    const char * data = c.data + head * c.head_bytes + cell * c.cell_bytes;
-    if (c.type != Q8_0) return {c.type, data, c.cell_bytes};
-    for (int64_t i = 0; i < n; i++) expand(c.type, data + i * c.cell_bytes, c.size, room + i * c.size);
+static Rows rows_of(const Cache & c, int64_t head, int64_t cell, const int32_t * cells, int64_t n, float * room) {
+    const char * data = c.data + head * c.head_bytes;
+    if (c.type != Q8_0 && !cells) return {c.type, data + cell * c.cell_bytes, c.cell_bytes};
+    for (int64_t i = 0; i < n; i++) expand(c.type, data + (cells ? cells[i] : cell + i) * c.cell_bytes, c.size, room + i * c.size);
     return {F32, (const char *) room, (size_t) c.size * sizeof(float)};
 }
 
-static void one_chunk(const Attention & a, int64_t kv_head, int64_t chunk, char * scratch, char * partials) {
-    const int64_t group = shared_heads(a), queries = a.n_tokens * group;
-    const int64_t cell = chunk * CHUNK;
-    const int64_t n = a.n_cells - cell < CHUNK ? a.n_cells - cell : CHUNK;
-    const bool    visible = any_visible(a, kv_head * group, cell, n);
+// Some cells for some tokens: `cells`, or n from `cell` on. The result is that of chunk `chunk`.
+struct Part {
+    int64_t         kv_head, chunk, cell, n;
+    const int32_t * cells;
+    const int32_t * tokens;
+    int64_t         n_tokens;
+};
+
+static void attend(const Attention & a, const Part & p, char * scratch, char * partials) {
+    const int64_t group = shared_heads(a), queries = p.n_tokens * group;
     float *       scores = (float *) scratch;
-    float *       room = scores + queries * CHUNK;
-    const float * x[1024];
-    float *       s[1024];
-    float *       out[1024];
+    float *       room = scores + a.n_tokens * group * CHUNK;
+    uint16_t      seen[CHUNK];
+    const float * x[MOST_QUERIES];
+    float *       s[MOST_QUERIES];
+    float *       out[MOST_QUERIES];
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t head = kv_head * group + i / a.n_tokens, token = i % a.n_tokens;
+        const int64_t head = p.kv_head * group + i / p.n_tokens, token = p.tokens[i % p.n_tokens];
         x[i] = (const float *) (a.q + head * a.q_head_bytes + token * a.q_token_bytes);
         s[i] = scores + i * CHUNK;
-        out[i] = partial(a, partials, token, head, chunk);
-        out[i][0] = -INFINITY;
+        out[i] = partial(a, partials, token, head, p.chunk);
     }
-    if (!visible) return;
-    const Rows k = rows_of(a.k, kv_head, cell, n, room);
-    dense_product(k.type, k.data, k.stride, n, a.k.size, x, (int) queries, s);
+    const Rows k = rows_of(a.k, p.kv_head, p.cell, p.cells, p.n, room);
+    dense_product(k.type, k.data, k.stride, p.n, a.k.size, x, (int) queries, s);
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t head = kv_head * group + i / a.n_tokens, token = i % a.n_tokens;
-        weigh(a, s[i], n, mask_row(a, token, head, cell), slope_of(a, head), out[i]);
-        if (out[i][0] == -INFINITY) memset(s[i], 0, n * sizeof(float));
+        const int64_t    head = p.kv_head * group + i / p.n_tokens, token = p.tokens[i % p.n_tokens];
+        const uint16_t * mask = mask_row(a, token, head, p.cells ? 0 : p.cell);
+        if (p.cells && mask) {
+            for (int64_t j = 0; j < p.n; j++) seen[j] = mask[p.cells[j]];
+            mask = seen;
+        }
+        weigh(a, s[i], p.n, mask, alibi_slope(head, a.n_heads, a.max_bias), out[i]);
+        if (out[i][0] == -INFINITY) memset(s[i], 0, p.n * sizeof(float));
         out[i] += 2;
     }
-    const Rows v = rows_of(a.v, kv_head, cell, n, room);
+    const Rows v = rows_of(a.v, p.kv_head, p.cell, p.cells, p.n, room);
     switch (v.type) {
-        case F16: return values<F16>(v.data, v.stride, a.v.size, n, queries, s, out);
-        case BF16: return values<BF16>(v.data, v.stride, a.v.size, n, queries, s, out);
-        default: return values<F32>(v.data, v.stride, a.v.size, n, queries, s, out);
+        case F16: return values<F16>(v.data, v.stride, a.v.size, p.n, queries, s, out);
+        case BF16: return values<BF16>(v.data, v.stride, a.v.size, p.n, queries, s, out);
+        default: return values<F32>(v.data, v.stride, a.v.size, p.n, queries, s, out);
+    }
+}
+
+static void set_empty(const Attention & a, int64_t kv_head, int64_t token, int64_t chunk, char * partials) {
+    for (int64_t h = kv_head * shared_heads(a); h < (kv_head + 1) * shared_heads(a); h++) {
+        partial(a, partials, token, h, chunk)[0] = -INFINITY;
     }
 }
 
 void attention_chunks(const Attention & a, int thread, int threads, char * scratch, char * partials) {
-    const int64_t chunks = chunk_count(a), items = chunks * a.n_kv_heads;
-    for (int64_t i = thread; i < items; i += threads) one_chunk(a, i / chunks, i % chunks, scratch, partials);
+    const int64_t chunks = chunk_count(a), whole = chunks * a.n_kv_heads;
+    int64_t       start[MOST_TOKENS];  // cells from which on a token's order is its own
+    int32_t       branch[MOST_TOKENS], tokens[MOST_TOKENS];
+    int64_t       n_branches = 0;
+    Order         order;
+    for (int32_t t = 0; t < a.n_tokens; t++) {
+        start[t] = chunks * CHUNK;
+        if (!a.mask || a.mask_heads > 1) continue;
+        order.find(F16, mask_row(a, t, 0, 0), a.n_cells, CHUNK);
+        if (order.n == 0) continue;
+        start[t] = order.start;
+        branch[n_branches++] = t;
+    }
+    for (int64_t i = thread; i < whole + n_branches * a.n_kv_heads; i += threads) {
+        if (i < whole) {
+            Part p = {i / chunks, i % chunks, i % chunks * CHUNK, CHUNK, nullptr, tokens, 0};
+            p.n = a.n_cells - p.cell < CHUNK ? a.n_cells - p.cell : CHUNK;
+            const bool seen = any_visible(a, p.kv_head * shared_heads(a), p.cell, p.n);
+            for (int32_t t = 0; t < a.n_tokens; t++) {
+                if (p.cell >= start[t]) continue;
+                if (seen) tokens[p.n_tokens++] = t;
+                else set_empty(a, p.kv_head, t, p.chunk, partials);
+            }
+            if (p.n_tokens > 0) attend(a, p, scratch, partials);
+            continue;
+        }
+        const int32_t t = branch[(i - whole) / a.n_kv_heads];
+        const int64_t kv_head = (i - whole) % a.n_kv_heads;
+        order.find(F16, mask_row(a, t, 0, 0), a.n_cells, CHUNK);
+        int64_t chunk = order.start / CHUNK;
+        for (int at = 0; at < order.n; at += CHUNK, chunk++) {
+            const int64_t n = order.n - at < CHUNK ? order.n - at : CHUNK;
+            attend(a, {kv_head, chunk, 0, n, order.cell + at, &t, 1}, scratch, partials);
+        }
+        for (; chunk < chunks; chunk++) set_empty(a, kv_head, t, chunk, partials);
+    }
 }
 
 void attention_combine(const Attention & a, int thread, int threads, const char * partials) {
@@ -254,8 +337,71 @@ void attention_combine(const Attention & a, int thread, int threads, const char 
     }
 }
 
+static floats tail(const float * x, int64_t n, float fill) {
+    float all[LANES];
+    for (int64_t i = 0; i < LANES; i++) all[i] = i < n ? x[i] : fill;
+    return load(all);
+}
+
+static floats mask_of(const Softmax & s, int64_t i) {
+    if (i + LANES > s.n) {
+        float all[LANES] = {};
+        for (int64_t j = i; j < s.n; j++) {
+            all[j - i] = s.mask_type == F16 ? half_to_float(((const uint16_t *) s.mask)[j]) : ((const float *) s.mask)[j];
+        }
+        return load(all);
+    }
+    return s.mask_type == F16 ? load_f16((const uint16_t *) s.mask + i) : load((const float *) s.mask + i);
+}
+
+void softmax(const Softmax & s, const float * x, float * y) {
+    const floats scale = set(s.scale), slope = set(s.slope);
+    floats       largest = set(s.sink ? *s.sink : -INFINITY);
+    const auto   keep = [&](int64_t i, floats v) {
+        if (i + LANES <= s.n) {
+            store(y + i, v);
+            return;
+        }
+        float all[LANES];
+        store(all, v);
+        memcpy(y + i, all, (size_t) (s.n - i) * sizeof(float));
+    };
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        floats v = mul(i + LANES <= s.n ? load(x + i) : tail(x + i, s.n - i, -INFINITY), scale);
+        if (s.mask) v = fma(mask_of(s, i), slope, v);
+        keep(i, v);
+        largest = max(largest, v);
+    }
+    float all[LANES];
+    store(all, largest);
+    float top = all[0];
+    for (int i = 1; i < LANES; i++) top = all[i] > top ? all[i] : top;
+    const floats shift = set(top == -INFINITY ? 0.0f : -top);
+    Order        order;
+    order.n = 0;
+    if (s.mask) order.find(s.mask_type, s.mask, s.n, LANES);
+    const int64_t in_place = order.n > 0 ? order.start : s.n;
+    floats        sum = zero();
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        const floats v = i + LANES <= s.n ? load(y + i) : tail(y + i, s.n - i, -INFINITY);
+        const floats w = exp_negative(add(v, shift));
+        keep(i, w);
+        if (i < in_place) sum = add(sum, w);
+    }
+    for (int i = 0; i < order.n; i += LANES) {
+        for (int j = 0; j < LANES; j++) all[j] = i + j < order.n ? y[order.cell[i + j]] : 0.0f;
+        sum = add(sum, load(all));
+    }
+    const float  total = reduce(sum) + (s.sink ? std::exp(*s.sink - top) : 0.0f);
+    const floats inverse = set(total == 0 ? 0.0f : 1.0f / total);
+    for (int64_t i = 0; i < s.n; i += LANES) {
+        keep(i, mul(i + LANES <= s.n ? load(y + i) : tail(y + i, s.n - i, 0), inverse));
+    }
+}
+
 #else
 
+void   softmax(const Softmax &, const float *, float *) {}
 bool   has_attention(const Attention &) { return false; }
 size_t attention_scratch_bytes(const Attention &) { return 0; }
 size_t attention_partial_bytes(const Attention &) { return 0; }

@@ -21,9 +21,9 @@ static_assert((int) F16 == GGML_TYPE_F16 && (int) Q4_0 == GGML_TYPE_Q4_0 && (int
               (int) Q8_0 == GGML_TYPE_Q8_0 && (int) Q4_K == GGML_TYPE_Q4_K && (int) Q6_K == GGML_TYPE_Q6_K &&
               (int) IQ4_NL == GGML_TYPE_IQ4_NL && (int) BF16 == GGML_TYPE_BF16, "GGUF's numbers of types");
 
-constexpr int     SMALL_BATCH = 16;            // widest batch for which the plain tensors are ours
+constexpr int     SMALL_BATCH = 128;           // widest batch whose other tensors are ours
 constexpr int64_t QUANTIZE_ALONE = 16 * 1024;  // up to so many activations each thread quantises all
-constexpr int     TILE = 16;                   // groups of tokens for which a panel stays in the cache
+constexpr int     TILE = 128;                  // tokens for which a panel stays in the cache
 constexpr size_t  LINE = 64;
 
 static size_t up(size_t n) { return (n + LINE - 1) / LINE * LINE; }
@@ -45,11 +45,11 @@ struct Activations {
 // Quantise part `part` of `parts` of the groups' activations.
 template <class IN>
 static void quantize_part(const Format * f, int64_t n, int64_t blocks, IN in, uint8_t * act, int part, int parts) {
-    const int64_t total = group_count(n) * blocks;
+    const int64_t total = group_count(f, n) * blocks;
     const int64_t first = total * part / parts, last = total * (part + 1) / parts;
     for (int64_t i = first; i < last;) {
-        const int     g = (int) (i / blocks), size = group_size(n, g);
-        const int64_t start = group_start(n, g), b = i % blocks;
+        const int     g = (int) (i / blocks), size = group_size(f, n, g);
+        const int64_t start = group_start(f, n, g), b = i % blocks;
         const int64_t end = std::min(blocks, b + last - i);
         const float * x[16];
         for (int t = 0; t < size; t++) x[t] = in(start + t);
@@ -65,8 +65,8 @@ static void multiply(const Format * f, const uint8_t * w, int64_t rows, int64_t 
     const size_t size = panel_bytes(f, blocks);
     for (int64_t p = first; p < last; p++) {
         for (int g = g0; g < g1; g++) {
-            const int64_t start = group_start(n, g);
-            const int     count = group_size(n, g);
+            const int64_t start = group_start(f, n, g);
+            const int     count = group_size(f, n, g);
             float *       y[16];
             for (int t = 0; t < count; t++) y[t] = out(start + t) + p * PANEL;
             f->product(w + p * size, blocks, act + (size_t) (start * blocks) * f->activation_bytes, count, y,
@@ -123,7 +123,7 @@ class QuantizedWeights : public ggml::cpu::tensor_traits {
         const auto          in = [&](int64_t i) { return a.in(i); };
         const auto          out = [&](int64_t i) { return a.out(i); };
         uint8_t *           act = work(params);
-        const int           ith = params->ith, nth = params->nth, groups = group_count(n);
+        const int           ith = params->ith, nth = params->nth, groups = group_count(f, n);
         if (alone(a.x)) {
             act += (size_t) ith * activations_bytes(f, a.x);
             quantize_part(f, n, blocks, in, act, 0, 1);
@@ -133,11 +133,12 @@ class QuantizedWeights : public ggml::cpu::tensor_traits {
         quantize_part(f, n, blocks, in, act, ith, nth);
         if (ith == 0) ggml_threadpool_chunk_set(params->threadpool, nth);
         ggml_barrier(params->threadpool);
-        const int64_t chunks = std::min<int64_t>(panels, 16 * nth), tiles = (groups + TILE - 1) / TILE;
+        const int64_t chunks = std::min<int64_t>(panels, 16 * nth), step = TILE / f->max_group;
+        const int64_t tiles = (groups + step - 1) / step;
         for (int64_t i = ith; i < chunks * tiles; i = ggml_threadpool_chunk_add(params->threadpool, 1)) {
-            const int64_t c = i % chunks, g = i / chunks * TILE;
+            const int64_t c = i % chunks, g = i / chunks * step;
             multiply(f, data, rows, blocks, n, act, out, panels * c / chunks, panels * (c + 1) / chunks, (int) g,
-                     (int) std::min<int64_t>(g + TILE, groups));
+                     (int) std::min<int64_t>(g + step, groups));
         }
     }
 
@@ -199,14 +200,14 @@ class QuantizedWeights : public ggml::cpu::tensor_traits {
                 return (float *) ((char *) op->data + pair % slots * op->nb[1] + pair / slots * op->nb[2]);
             };
             multiply(f, (const uint8_t *) w->data + (size_t) r.expert * expert_bytes, rows, blocks, r.n, run_act(r), out,
-                     panels * c / chunks, panels * (c + 1) / chunks, 0, group_count(r.n));
+                     panels * c / chunks, panels * (c + 1) / chunks, 0, group_count(f, r.n));
         }
     }
 };
 
 // Products of tensors that are not quantised, and so stay where they are.
 class DenseProduct : public ggml::cpu::tensor_traits {
-    static constexpr int64_t ROWS = 16;      // of a piece of work
+    static constexpr int64_t ROWS = 24;      // of a piece of work
     static constexpr int64_t MOST = 1024;    // columns that share one plane of the left side
 
   public:
@@ -224,6 +225,47 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         return true;
     }
 
+    // Values weighted for one token that is on a branch (see Order); false: it is not.
+    static bool branch(const ggml_tensor * op, const ggml_tensor * mask, int64_t token, const char * data, int64_t n_rows,
+                       const float * const * in, int n, float * const * out) {
+#if defined(EDGE_KERNELS)
+        constexpr int       WIDEST = Order::MOST + 16, GROUP = 4;
+        const ggml_tensor * w = op->src[0];
+        const size_t        size = ggml_type_size(w->type);
+        Order               order;
+        order.find(mask->type, (const char *) mask->data + token * mask->nb[1], w->ne[0], LANES);
+        if (order.n == 0) return false;
+        alignas(64) char values[ROWS * WIDEST * 4];
+        float            weights[GROUP][WIDEST];
+        const int        columns = (order.n + LANES - 1) / LANES * LANES;
+        const float *    x[GROUP];
+        float *          y[GROUP];
+        for (int64_t r0 = 0; r0 < n_rows; r0 += ROWS) {
+            const int64_t m = std::min(ROWS, n_rows - r0);
+            for (int64_t r = 0; r < m; r++) {
+                char * to = values + r * WIDEST * size;
+                for (int k = 0; k < order.n; k++) memcpy(to + k * size, data + (r0 + r) * w->nb[1] + order.cell[k] * size, size);
+                memset(to + order.n * size, 0, (columns - order.n) * size);
+            }
+            for (int h = 0; h < n; h += GROUP) {
+                const int g = std::min(GROUP, n - h);
+                for (int j = 0; j < g; j++) {
+                    for (int k = 0; k < columns; k++) weights[j][k] = k < order.n ? in[h + j][order.cell[k]] : 0.0f;
+                    x[j] = weights[j];
+                    y[j] = out[h + j] + r0;
+                }
+                const More more = {values, WIDEST * size, columns, x};
+                dense_product(w->type, data + r0 * w->nb[1], w->nb[1], m, order.start, in + h, g, y, &more);
+            }
+        }
+        return true;
+#else
+        (void) op, (void) mask, (void) token, (void) data, (void) n_rows, (void) in, (void) n, (void) out;
+        return false;
+#endif
+    }
+
+  public:
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
         const ggml_tensor * w = op->src[0];
         const ggml_tensor * x = op->src[1];
@@ -231,20 +273,26 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         const int64_t       share = x->ne[2] / w->ne[2], share3 = x->ne[3] / w->ne[3];
         const int64_t       planes = w->ne[2] * x->ne[3], total = planes * pieces;
         const int64_t       first = total * params->ith / params->nth, last = total * (params->ith + 1) / params->nth;
+        const ggml_tensor * weights_mask = x->op == GGML_OP_SOFT_MAX && x->src[1] && x->src[1]->ne[2] == 1 && x->src[1]->ne[3] == 1 ? x->src[1] : nullptr;
         for (int64_t i = first; i < last;) {
             const int64_t plane = i / pieces, i2 = plane % w->ne[2], i3 = plane / w->ne[2];
             const int64_t from = i % pieces, to = std::min(pieces, from + last - i);
+            const char *  data = (const char *) w->data + i2 * w->nb[2] + i3 / share3 * w->nb[3] + from * ROWS * w->nb[1];
+            const int64_t n_rows = std::min(rows, to * ROWS) - from * ROWS;
             const float * in[MOST];
             float *       out[MOST];
             int           n = 0;
-            for (int64_t h = i2 * share; h < (i2 + 1) * share; h++) {
-                for (int64_t t = 0; t < x->ne[1]; t++, n++) {
+            for (int64_t t = 0; t < x->ne[1]; t++) {
+                const int first_column = n;
+                for (int64_t h = i2 * share; h < (i2 + 1) * share; h++, n++) {
                     in[n] = (const float *) ((const char *) x->data + t * x->nb[1] + h * x->nb[2] + i3 * x->nb[3]);
                     out[n] = (float *) ((char *) op->data + t * op->nb[1] + h * op->nb[2] + i3 * op->nb[3]) + from * ROWS;
                 }
+                if (weights_mask && branch(op, weights_mask, t, data, n_rows, in + first_column, (int) share, out + first_column)) {
+                    n = first_column;
+                }
             }
-            const char * data = (const char *) w->data + i2 * w->nb[2] + i3 / share3 * w->nb[3] + from * ROWS * w->nb[1];
-            dense_product(w->type, data, w->nb[1], std::min(rows, to * ROWS) - from * ROWS, w->ne[0], in, n, out);
+            if (n > 0) dense_product(w->type, data, w->nb[1], n_rows, w->ne[0], in, n, out);
             i += to - from;
         }
         return true;
@@ -304,7 +352,78 @@ class FlashAttention : public ggml::cpu::tensor_traits {
     }
 };
 
+// The weights of attention where it is not done in one piece: all threads share all heads.
+class AttentionWeights : public ggml::cpu::tensor_traits {
+  public:
+    static bool takes(const ggml_tensor * op) {
+        const ggml_tensor *x = op->src[0], *mask = op->src[1];
+        return x->ne[1] <= SMALL_BATCH && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
+               (!mask || ((mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->nb[0] == ggml_type_size(mask->type)));
+    }
+
+    bool work_size(int, const ggml_tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+        const ggml_tensor *x = op->src[0], *mask = op->src[1], *sinks = op->src[2];
+        const int64_t      tokens = x->ne[1], heads = x->ne[2], total = ggml_nrows(x);
+        for (int64_t i = total * params->ith / params->nth; i < total * (params->ith + 1) / params->nth; i++) {
+            const int64_t t = i % tokens, h = i / tokens % heads, b = i / tokens / heads;
+            Softmax s = {x->ne[0], ggml_get_op_params_f32(op, 0), alibi_slope(h, heads, ggml_get_op_params_f32(op, 1)), 0, nullptr, nullptr};
+            if (mask) {
+                s.mask_type = mask->type;
+                s.mask = (const char *) mask->data + t * mask->nb[1] + h % mask->ne[2] * mask->nb[2] + b % mask->ne[3] * mask->nb[3];
+            }
+            if (sinks) s.sink = (const float *) sinks->data + h;
+            softmax(s, (const float *) ((const char *) x->data + t * x->nb[1] + h * x->nb[2] + b * x->nb[3]),
+                    (float *) ((char *) op->data + t * op->nb[1] + h * op->nb[2] + b * op->nb[3]));
+        }
+        return true;
+    }
+};
+
+// Single values into a cache of values that lies transposed, as it does without flash attention.
+class SetValues : public ggml::cpu::tensor_traits {
+  public:
+    static bool takes(const ggml_tensor * op) {
+        const ggml_tensor *x = op->src[0], *rows = op->src[1];
+        return x->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F16 && x->ne[0] == 1 && x->ne[2] == 1 && x->ne[3] == 1 &&
+               rows->type == GGML_TYPE_I64;
+    }
+
+    bool work_size(int, const ggml_tensor *, size_t & size) override {
+        size = 0;
+        return true;
+    }
+
+    bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
+#if defined(EDGE_KERNELS)
+        const ggml_tensor *x = op->src[0], *rows = op->src[1];
+        for (int64_t i = x->ne[1] * params->ith / params->nth; i < x->ne[1] * (params->ith + 1) / params->nth; i++) {
+            const int64_t row = *(const int64_t *) ((const char *) rows->data + i * rows->nb[0]);
+            GGML_ASSERT(row >= 0 && row < op->ne[1]);
+            const float value = *(const float *) ((const char *) x->data + i * x->nb[1]);
+            *(uint16_t *) ((char *) op->data + row * op->nb[1]) = float_to_half(value);
+        }
+#endif
+        (void) params, (void) op;
+        return true;
+    }
+};
+
 // -- switches --
+
+// A processor with AMX tiles reads prompts faster with llama.cpp's own packing, so there the weights
+// are ours only if asked for.
+static int preferred() {
+#if defined(__AMX_INT8__)
+    return EDGE_TR_DENSE | EDGE_TR_ATTENTION;
+#else
+    return EDGE_TR_WEIGHTS | EDGE_TR_DENSE | EDGE_TR_ATTENTION;
+#endif
+}
 
 static int possible() {
 #if defined(EDGE_KERNELS)
@@ -317,7 +436,7 @@ static int possible() {
 static std::atomic<int> & parts() {
     static std::atomic<int> value([] {
         const char * text = std::getenv("EDGE_TR_KERNELS");
-        return (text && *text ? std::atoi(text) : possible()) & possible();
+        return (text && *text ? std::atoi(text) : preferred()) & possible();
     }());
     return value;
 }
@@ -330,13 +449,16 @@ class BufferType : public ggml::cpu::extra_buffer_type {
     QuantizedWeights weights;
     DenseProduct     dense;
     FlashAttention   attention;
+    AttentionWeights attention_weights;
+    SetValues        set_values;
 
     static bool ours(const ggml_tensor * t) { return t->buffer && t->buffer->buft == edge_tr_buffer_type(); }
 
   public:
     bool supports_op(ggml_backend_dev_t, const ggml_tensor * op) override {
         const bool plain = op->op == GGML_OP_MUL_MAT, by_id = op->op == GGML_OP_MUL_MAT_ID;
-        if (!(plain || by_id) || !ours(op->src[0]) || !active(EDGE_TR_WEIGHTS)) return false;
+        if (!(plain || by_id) || !ours(op->src[0])) return false;
+        if (!op->src[0]->data && !active(EDGE_TR_WEIGHTS)) return false;  // asked before weights are placed
         if (!format(op->src[0]->type) || ggml_n_dims(op->src[0]) != (plain ? 2 : 3)) return false;
         const ggml_tensor * x = op->src[1];
         return x->type == GGML_TYPE_F32 && (!x->buffer || ggml_backend_buft_is_host(x->buffer->buft));
@@ -347,6 +469,8 @@ class BufferType : public ggml::cpu::extra_buffer_type {
             if (ours(op->src[0])) return &weights;
             if (op->op == GGML_OP_MUL_MAT && active(EDGE_TR_DENSE) && DenseProduct::takes(op)) return &dense;
         }
+        if (op->op == GGML_OP_SOFT_MAX && active(EDGE_TR_DENSE) && AttentionWeights::takes(op)) return &attention_weights;
+        if (op->op == GGML_OP_SET_ROWS && active(EDGE_TR_DENSE) && SetValues::takes(op)) return &set_values;
         if (op->op == GGML_OP_FLASH_ATTN_EXT && active(EDGE_TR_ATTENTION) && FlashAttention::takes(op)) return &attention;
         return nullptr;
     }

@@ -21,14 +21,15 @@ template <> struct Element<BF16> {
 // Rows of a tile for N tokens: the sums fit the registers, and one chain of additions never waits
 // for itself.
 #    if defined(EDGE_AVX2)
+constexpr int MOST = 4;  // tokens of a tile
 constexpr int tile_rows(int n) { return n == 1 ? 8 : n == 2 ? 4 : 2; }
 #    else
+constexpr int MOST = 6;
 constexpr int tile_rows(int n) { return n <= 2 ? 8 : 4; }
 #    endif
-constexpr int TILE_TOKENS = 4;
 
 template <Type TYPE, int R, int N>
-static void tile(const char * w, size_t stride, int64_t columns, const float * const * x, float * const * y, int64_t row) {
+static void tile(const char * w, size_t stride, int64_t columns, const float * const * x, float * const * y, int64_t row, const More * more, int t0) {
     using E = Element<TYPE>;
     using T = typename E::T;
     const T * p[R];
@@ -44,7 +45,16 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
             for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
         }
     }
-    if (whole < columns) {  // the last few, with zeros behind them
+    if (more) {
+        for (int64_t c = 0; c < more->columns; c += LANES) {
+            floats v[R];
+            for (int r = 0; r < R; r++) v[r] = E::get((const T *) (more->w + (size_t) (row + r) * more->stride) + c);
+            for (int t = 0; t < N; t++) {
+                const floats a = load(more->x[t0 + t] + c);
+                for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);
+            }
+        }
+    } else if (whole < columns) {  // the last few, with zeros behind them
         const size_t left = (size_t) (columns - whole);
         floats v[R];
         for (int r = 0; r < R; r++) {
@@ -61,10 +71,12 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
     }
 #    if defined(EDGE_AVX512)
     if constexpr (R * N > 2) {
-        floats all[16];
-        for (int i = 0; i < 16; i++) all[i] = i < R * N ? sum[i] : zero();
-        float sums[16];
-        store(sums, reduce16(all));
+        float sums[(R * N + 15) / 16 * 16];
+        for (int i = 0; i < R * N; i += 16) {
+            floats all[16];
+            for (int j = 0; j < 16; j++) all[j] = i + j < R * N ? sum[i + j] : zero();
+            store(sums + i, reduce16(all));
+        }
         for (int t = 0; t < N; t++) memcpy(y[t] + row, sums + t * R, R * sizeof(float));
         return;
     }
@@ -76,27 +88,33 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
 
 template <Type TYPE, int N>
 static void rows_n(const char * w, size_t stride, int64_t first, int64_t last, int64_t columns,
-                   const float * const * x, float * const * y) {
+                   const float * const * x, float * const * y, const More * more, int t0) {
     constexpr int R = tile_rows(N);
     int64_t row = first;
-    for (; row + R <= last; row += R) tile<TYPE, R, N>(w, stride, columns, x, y, row);
-    for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row);
+    for (; row + R <= last; row += R) tile<TYPE, R, N>(w, stride, columns, x, y, row, more, t0);
+    for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row, more, t0);
 }
 
 template <Type TYPE>
 static void product(const char * w, size_t stride, int64_t rows, int64_t columns,
-                    const float * const * x, int n, float * const * y) {
-    // a few rows at a time stay in the cache for all tokens
-    const int64_t step = n <= TILE_TOKENS ? rows : 16;
+                    const float * const * x, int n, float * const * y, const More * more) {
+    const int     groups = (n + MOST - 1) / MOST;
+    const int64_t step = groups == 1 ? rows : 12;  // these rows stay in the cache for all groups
     for (int64_t first = 0; first < rows; first += step) {
         const int64_t last = first + step < rows ? first + step : rows;
-        int t = 0;
-        for (; t + 4 <= n; t += 4) rows_n<TYPE, 4>(w, stride, first, last, columns, x + t, y + t);
-        switch (n - t) {
-            case 3: rows_n<TYPE, 3>(w, stride, first, last, columns, x + t, y + t); break;
-            case 2: rows_n<TYPE, 2>(w, stride, first, last, columns, x + t, y + t); break;
-            case 1: rows_n<TYPE, 1>(w, stride, first, last, columns, x + t, y + t); break;
-            default: break;
+        for (int g = 0; g < groups; g++) {
+            const int t = g * n / groups;
+            switch ((g + 1) * n / groups - t) {
+                case 1: rows_n<TYPE, 1>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 2: rows_n<TYPE, 2>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 3: rows_n<TYPE, 3>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 4: rows_n<TYPE, 4>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+#    if !defined(EDGE_AVX2)
+                case 5: rows_n<TYPE, 5>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+                case 6: rows_n<TYPE, 6>(w, stride, first, last, columns, x + t, y + t, more, t); break;
+#    endif
+                default: break;
+            }
         }
     }
 }
@@ -104,11 +122,11 @@ static void product(const char * w, size_t stride, int64_t rows, int64_t columns
 bool has_dense(int type) { return type == F16 || type == BF16 || type == F32; }
 
 void dense_product(int type, const char * w, size_t stride, int64_t rows, int64_t columns,
-                   const float * const * x, int n, float * const * y) {
+                   const float * const * x, int n, float * const * y, const More * more) {
     switch (type) {
-        case F16: return product<F16>(w, stride, rows, columns, x, n, y);
-        case BF16: return product<BF16>(w, stride, rows, columns, x, n, y);
-        case F32: return product<F32>(w, stride, rows, columns, x, n, y);
+        case F16: return product<F16>(w, stride, rows, columns, x, n, y, more);
+        case BF16: return product<BF16>(w, stride, rows, columns, x, n, y, more);
+        case F32: return product<F32>(w, stride, rows, columns, x, n, y, more);
         default: return;
     }
 }
@@ -116,7 +134,7 @@ void dense_product(int type, const char * w, size_t stride, int64_t rows, int64_
 #else
 
 bool has_dense(int) { return false; }
-void dense_product(int, const char *, size_t, int64_t, int64_t, const float * const *, int, float * const *) {}
+void dense_product(int, const char *, size_t, int64_t, int64_t, const float * const *, int, float * const *, const More *) {}
 
 #endif
 

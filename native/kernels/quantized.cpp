@@ -1,10 +1,12 @@
 #include "quantized.h"
 
+#include <utility>
+
 namespace edge {
 
 #if defined(EDGE_KERNELS)
 
-constexpr int64_t AHEAD = 1024;  // bytes; quants are asked for this far before they are needed
+constexpr int64_t AHEAD = 4096;  // bytes; quants are asked for this far before they are needed
 
 EDGE_INLINE void prefetch(const void * p) {
 #    if defined(__GNUC__)
@@ -43,7 +45,7 @@ static float largest(const float * x, int n) {
 // 32 or 256 activations of one token as signed bytes with one scale. `sums16` gets the sum of each 16.
 static float quantize_block(const float * x, int n, int8_t * q, int32_t * sums16) {
     const float m = largest(x, n);
-    const floats id = set(m > 0 ? 127.0f / m : 0.0f);
+    const floats id = set(m > 1e-36f ? 127.0f / m : 0.0f);  // below, 127 / m overflows
     for (int i = 0; i < n; i += 16) {
         int32_t sum = 0;
         for (int j = 0; j < 16; j += LANES) sum += quantize(x + i + j, id, q + i + j);
@@ -226,34 +228,28 @@ template <Type TYPE> struct SuperKernel {
     }
 };
 
-template <class KERNEL>
-static void product(const uint8_t * panel, int64_t blocks, const uint8_t * act, int n, float * const * y, int rows) {
-    switch (n) {
-        case 1: return KERNEL::template product_n<1>(panel, blocks, act, y, rows);
-        case 2: return KERNEL::template product_n<2>(panel, blocks, act, y, rows);
-        case 3: return KERNEL::template product_n<3>(panel, blocks, act, y, rows);
-        case 4: return KERNEL::template product_n<4>(panel, blocks, act, y, rows);
-#    if !defined(EDGE_AVX2)
-        case 5: return KERNEL::template product_n<5>(panel, blocks, act, y, rows);
-        case 6: return KERNEL::template product_n<6>(panel, blocks, act, y, rows);
-        case 7: return KERNEL::template product_n<7>(panel, blocks, act, y, rows);
-        case 8: return KERNEL::template product_n<8>(panel, blocks, act, y, rows);
-#    endif
-        default: return;
+// The product for each number of tokens, 1 first.
+template <class KERNEL, int... N> struct Products {
+    static void run(const uint8_t * panel, int64_t blocks, const uint8_t * act, int n, float * const * y, int rows) {
+        static constexpr decltype(&KERNEL::template product_n<1>) all[] = {KERNEL::template product_n<N + 1>...};
+        all[n - 1](panel, blocks, act, y, rows);
     }
+};
+template <class KERNEL, int... N> static auto products(std::integer_sequence<int, N...>) {
+    return Products<KERNEL, N...>::run;
 }
 
 template <Type TYPE> static Format simple() {
     using K = SimpleKernel<TYPE>;
     using F = Simple<TYPE>;
-    return {TYPE, 32, sizeof(typename F::Block), K::SCALES + unit_bytes(F::STORED), K::SCALES, K::TOKEN,
-            K::pack_row, K::quantize, product<K>};
+    return {TYPE, MAX_GROUP, 32, sizeof(typename F::Block), K::SCALES + unit_bytes(F::STORED), K::SCALES, K::TOKEN,
+            K::pack_row, K::quantize, products<K>(std::make_integer_sequence<int, MAX_GROUP>())};
 }
 template <Type TYPE> static Format super() {
     using K = SuperKernel<TYPE>;
     using F = Super<TYPE>;
-    return {TYPE, 256, sizeof(typename F::Block), K::SCALES + 8 * unit_bytes(F::BITS), K::SCALES, K::TOKEN,
-            K::pack_row, K::quantize, product<K>};
+    return {TYPE, MAX_GROUP_K, 256, sizeof(typename F::Block), K::SCALES + 8 * unit_bytes(F::BITS), K::SCALES, K::TOKEN,
+            K::pack_row, K::quantize, products<K>(std::make_integer_sequence<int, MAX_GROUP_K>())};
 }
 
 const Format * format(int type) {
@@ -282,12 +278,10 @@ void pack(const Format * f, int64_t rows, int64_t columns, const void * from, ui
     }
 }
 
-#if defined(EDGE_KERNELS)
-int group_count(int64_t n) { return (int) ((n + MAX_GROUP - 1) / MAX_GROUP); }
-#else
-int group_count(int64_t n) { return (int) n; }
-#endif
-int64_t group_start(int64_t n, int group) { return group * n / group_count(n); }
-int     group_size(int64_t n, int group) { return (int) (group_start(n, group + 1) - group_start(n, group)); }
+int     group_count(const Format * f, int64_t n) { return (int) ((n + f->max_group - 1) / f->max_group); }
+int64_t group_start(const Format * f, int64_t n, int group) { return group * n / group_count(f, n); }
+int     group_size(const Format * f, int64_t n, int group) {
+    return (int) (group_start(f, n, group + 1) - group_start(f, n, group));
+}
 
 }  // namespace edge

@@ -8,6 +8,7 @@ namespace edge {
 // What the product needs to know of one weight format. `blocks` are of 32 columns, of 256 in K formats.
 struct Format {
     Type   type;
+    int    max_group;                // tokens that one pass over a panel serves; at most 16
     int    block;                    // columns of a block
     size_t block_bytes;              // of one row, in the file
     size_t panel_block_bytes;        // of 16 rows, in a panel, scales and quants
@@ -16,9 +17,9 @@ struct Format {
 
     // Put one row of `blocks` blocks into its place in a zeroed panel.
     void (*pack_row)(const void * row, int64_t blocks, int row_of_panel, uint8_t * panel);
-    // Quantise blocks [first, last) of n <= MAX_GROUP tokens; x[t] is a row of floats.
+    // Quantise blocks [first, last) of n <= max_group tokens; x[t] is a row of floats.
     void (*quantize)(const float * const * x, int n, int64_t first, int64_t last, uint8_t * activations);
-    // y[t][0 .. rows) of one panel for n <= MAX_GROUP tokens; rows <= PANEL.
+    // y[t][0 .. rows) of one panel for n <= max_group tokens; rows <= PANEL.
     void (*product)(const uint8_t * panel, int64_t blocks, const uint8_t * activations, int n,
                     float * const * y, int rows);
 };
@@ -38,9 +39,9 @@ inline size_t packed_bytes(const Format * f, int64_t rows, int64_t columns) {
 // Put a whole matrix, as it lies in a GGUF file, into panels; rows beyond the last are zero.
 void pack(const Format * f, int64_t rows, int64_t columns, const void * from, uint8_t * to);
 
-// Sizes of the groups in which n tokens are worked on: as equal as possible, none above MAX_GROUP.
-int  group_count(int64_t n);
-int  group_size(int64_t n, int group);      // number of tokens in this group
-int64_t group_start(int64_t n, int group);  // first token of this group
+// The groups in which n tokens are worked on: as equal as possible, none above the format's max_group.
+int     group_count(const Format * f, int64_t n);
+int64_t group_start(const Format * f, int64_t n, int group);  // first token of this group
+int     group_size(const Format * f, int64_t n, int group);
 
 }  // namespace edge

@@ -42,11 +42,17 @@ namespace edge {
 
 constexpr int PANEL = 16;  // rows of weights that lie together
 
+#if defined(EDGE_AVX512) || defined(EDGE_AVX2)
+EDGE_INLINE float    half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
+EDGE_INLINE uint16_t float_to_half(float x) { return (uint16_t) _mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), 0)); }
+#endif
+
 #if defined(EDGE_AVX512)
 
 constexpr char ISA[] = "avx512vnni";
 constexpr int  LANES = 16;
-constexpr int  MAX_GROUP = 8;         // tokens that one pass over a panel serves
+constexpr int  MAX_GROUP = 16;        // tokens that one pass over a panel serves
+constexpr int  MAX_GROUP_K = 8;       // the same, K formats
 constexpr bool SIGNED8 = false;       // 8-bit weights are kept unsigned, 128 added
 
 typedef __m512i bytes;
@@ -108,12 +114,18 @@ template <int BITS, int GROUPS> EDGE_INLINE ints dot(ints sum, const bytes * w, 
 }
 
 EDGE_INLINE float  max_abs(floats x) {
-    return _mm512_reduce_max_ps(_mm512_abs_ps(x));
+    const __m512 a = _mm512_abs_ps(x);
+    const __m256 b = _mm256_max_ps(_mm512_castps512_ps256(a), _mm512_extractf32x8_ps(a, 1));
+    const __m128 c = _mm_max_ps(_mm256_castps256_ps128(b), _mm256_extractf128_ps(b, 1));
+    const __m128 d = _mm_max_ps(c, _mm_movehl_ps(c, c));
+    return _mm_cvtss_f32(_mm_max_ss(d, _mm_movehdup_ps(d)));
 }
 EDGE_INLINE int32_t quantize(const float * x, floats scale, int8_t * q) {  // LANES values; their sum
     const __m512i i = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(x), scale));
-    _mm_storeu_si128((__m128i *) q, _mm512_cvtsepi32_epi8(i));
-    return _mm512_reduce_add_epi32(i);
+    const __m128i bytes16 = _mm512_cvtsepi32_epi8(i);
+    _mm_storeu_si128((__m128i *) q, bytes16);
+    const __m128i eights = _mm_sad_epu8(_mm_xor_si128(bytes16, _mm_set1_epi8((char) 0x80)), _mm_setzero_si128());
+    return _mm_cvtsi128_si32(eights) + _mm_extract_epi32(eights, 2) - 16 * 128;
 }
 EDGE_INLINE floats abs(floats x) { return _mm512_abs_ps(x); }
 // Sum of all lanes: neighbours first (1, 2, 4, 8 apart). reduce16 does the same for 16 vectors.
@@ -156,6 +168,7 @@ constexpr bool SIGNED8 = true;
 #    endif
 constexpr int  LANES = 8;
 constexpr int  MAX_GROUP = 4;
+constexpr int  MAX_GROUP_K = 4;
 
 typedef __m256i bytes;
 typedef __m256i ints;
@@ -267,6 +280,7 @@ EDGE_INLINE floats zero_below(floats x, floats limit, floats y) {
 constexpr char ISA[] = "neon dotprod";
 constexpr int  LANES = 4;
 constexpr int  MAX_GROUP = 8;
+constexpr int  MAX_GROUP_K = 8;
 constexpr bool SIGNED8 = true;
 
 typedef uint8x16_t  bytes;
@@ -333,6 +347,12 @@ template <int BITS, int GROUPS> EDGE_INLINE ints dot(ints sum, const bytes * w, 
         sum = vdotq_laneq_s32(sum, vreinterpretq_s8_u8(w[g + 3]), x, 3);
     }
     return sum;
+}
+EDGE_INLINE float half_to_float(uint16_t h) {
+    return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0);
+}
+EDGE_INLINE uint16_t float_to_half(float x) {
+    return vget_lane_u16(vreinterpret_u16_f16(vcvt_f16_f32(vdupq_n_f32(x))), 0);
 }
 EDGE_INLINE float max_abs(floats x) { return vmaxvq_f32(vabsq_f32(x)); }
 EDGE_INLINE int32_t quantize(const float * x, floats scale, int8_t * q) {

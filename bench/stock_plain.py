@@ -1,0 +1,90 @@
+"""Plain decoding of the stock build: in a process of its own, timed there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from edge_tr.bench.baselines import Answer, Arm, BareArm, StockArm, timed
+from edge_tr.llama.model import Model
+from edge_tr.llama.target import ContextConfig
+from edge_tr.target import Int32
+
+from . import builds
+
+PLAIN_ARMS: dict[str, Callable[..., Arm]] = {"bare": BareArm, "stock": StockArm}
+
+
+class PlainArms:
+    """Arms by name, in the child process; each has its context from its first answer on."""
+
+    def __init__(self, model: str, context: dict[str, Any]) -> None:
+        self._model = Model(model)
+        self._context = ContextConfig(**context)
+        self._arms: dict[str, Arm] = {}
+
+    def answer(
+        self, name: str, kind: str, prompt: list[int], n_tokens: int, stop_tokens: list[int]
+    ) -> dict[str, Any]:
+        """See ``timed``."""
+        if name not in self._arms:
+            self._arms[name] = PLAIN_ARMS[kind](self._model, self._context)
+        tokens = np.array(prompt, dtype=np.int32)
+        return asdict(timed(self._arms[name], tokens, n_tokens, frozenset(stop_tokens)))
+
+    def close(self, name: str) -> None:
+        """Free an arm."""
+        arm = self._arms.pop(name, None)
+        if arm is not None:
+            arm.close()
+
+
+class StockBuild:
+    """The child process and its arms."""
+
+    def __init__(self, model: Path, context: ContextConfig) -> None:
+        self._remote = builds.Remote(
+            builds.stock(), f"{__name__}:PlainArms", model=str(model), context=asdict(context)
+        )
+
+    def arm(self, name: str, kind: str) -> RemoteArm:
+        """One way of plain decoding, "bare" or "stock", with a context of its own."""
+        return RemoteArm(self._remote, name, kind)
+
+    @property
+    def waiting_share(self) -> float:
+        """See ``builds.Remote``."""
+        return self._remote.waiting_share
+
+    def close(self) -> None:
+        """End the process."""
+        self._remote.close()
+
+
+class RemoteArm:
+    """An arm of the stock build, as the process that measures sees it."""
+
+    def __init__(self, remote: builds.Remote, name: str, kind: str) -> None:
+        self._remote = remote
+        self._name = name
+        self._kind = kind
+
+    def answer(self, prompt: Int32, n_tokens: int, stop_tokens: Collection[int]) -> Answer:
+        """Run one generation; its clock is the child's."""
+        found = self._remote.call(
+            "answer",
+            name=self._name,
+            kind=self._kind,
+            prompt=prompt.tolist(),
+            n_tokens=n_tokens,
+            stop_tokens=sorted(stop_tokens),
+        )
+        return Answer(**found)
+
+    def close(self) -> None:
+        """Free its context."""
+        self._remote.call("close", name=self._name)
