@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from edge_tr import models
@@ -28,7 +29,8 @@ for path in sys.argv[1:]:
     print(path, flush=True)
     try:
         context = ContextConfig(n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1)
-        with Session(path, context=context, draft=DraftConfig(speculative="off", start="empty")) as s:
+        draft = DraftConfig(speculative="off", start="empty")
+        with Session(path, context=context, draft=draft) as s:
             list(s.stream([1, 2, 3], max_tokens=2))
     except EdgeTRError:
         pass
@@ -94,7 +96,9 @@ class Files:
             tried = told.split()
             if code == 0 or not tried:
                 break
-            kept = Path(tempfile.gettempdir()) / f"edge-tr-fuzz-{os.getpid()}-{Path(tried[-1]).name}"
+            kept = (
+                Path(tempfile.gettempdir()) / f"edge-tr-fuzz-{os.getpid()}-{Path(tried[-1]).name}"
+            )
             Path(tried[-1]).replace(kept)
             found("hangs" if code is None else "crashes", f"loading {kept}: exit code {code}")
             waiting = waiting[len(tried) :]
@@ -135,10 +139,8 @@ def guided(what: str, seconds: float, seed: int) -> int:
 
     def one_input(data: bytes) -> None:
         path.write_bytes(data)
-        try:
+        with suppress(ModelError, MatrixFileError):
             read(path)
-        except (ModelError, MatrixFileError):
-            pass
 
     atheris.instrument_all()
     options = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-max_len=2000000",

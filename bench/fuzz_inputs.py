@@ -7,7 +7,19 @@ import json
 import random
 from typing import Any
 
-TEXTS = ("C:\\x", "a\nb", 'a"b', "🎉", "é", "", "\u2028", "<|im_end|>", "tab\t", "\ud800", "x" * 300)
+TEXTS = (
+    "C:\\x",
+    "a\nb",
+    'a"b',
+    "🎉",
+    "é",
+    "",
+    "\u2028",
+    "<|im_end|>",
+    "tab\t",
+    "\ud800",
+    "x" * 300,
+)
 _VALUES = (*TEXTS[:8], 1, 2.5, -3, True, False, None, [1, "x"], {"a": [1]}, 0, -0.5)
 _NAMES = ("a", "b", "c", "", "na me", 'q"q', "é", "x\\y", "$ref2", "\n")
 _PATTERNS = ("^\\d+$", "^[a-z]{2,5}$", "ab", "^x", "[A-Z]{2}$", '^(foo|bar)"?$', "\\\\", "^é+$",
@@ -162,7 +174,7 @@ def tools(rng: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-_ODD = (None, True, [], {}, "", -1, 1e300, 10**400, "\ud800", [[]], {"a": {}}, "9" * 4301, 1 << 63)
+_ODD: tuple[Any, ...] = (None, True, [], {}, "", -1, 1e300, 10**400, "\ud800", [[]], {"a": {}}, "9" * 4301, 1 << 63)
 
 
 def chat_body(rng: random.Random) -> dict[str, Any]:

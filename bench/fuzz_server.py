@@ -43,6 +43,7 @@ class FuzzedServer:
                    str(self._model), "--tree", "off", "--ctx", "512", "--threads", "1",
                    "--no-save"]  # fmt: skip
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # what it tells later is little, and is read by nobody
         assert self._process.stderr is not None
         told = []
         for line in self._process.stderr:
@@ -120,7 +121,7 @@ def fault(text: str, schema: Any) -> str:
         return f"no JSON: {error}"
     checker = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     try:
-        error = next(checker.iter_errors(value), None)
+        wrong = next(checker.iter_errors(value), None)
     except (RecursionError, jsonschema.exceptions.SchemaError):
         return ""
-    return "" if error is None else f"violates the schema: {error.message:.200}"
+    return "" if wrong is None else f"violates the schema: {wrong.message:.200}"

@@ -32,10 +32,9 @@ class Walker:
     """Chooses tokens at random among those allowed, those that end something more often."""
 
     def __init__(self, path: Path) -> None:
-        with Model(path) as model:
-            self._vocabulary = model.constraint_vocabulary
-            texts = [model.piece(token) for token in range(model.n_vocab)]
-        self._texts = texts
+        self._model = model = Model(path)  # its vocabulary is used as long as it is open
+        self._vocabulary = model.constraint_vocabulary
+        texts = self._texts = [model.piece(token) for token in range(model.n_vocab)]
         self._ends = set(self._vocabulary.eos_tokens)
         closing = [bool(t) and set(t) <= set(b'"}]') for t in texts]
         self._closing = np.array(closing)
@@ -53,7 +52,7 @@ class Walker:
             return
         try:
             text = self._text(constraint, rng)
-        except DecodeError as error:
+        except (ConfigError, DecodeError) as error:
             found("invalid_answers", f"{name}: {error} {schema}")
             return
         if text is not None:
@@ -68,7 +67,10 @@ class Walker:
             allowed = constraint.allowed()
             if rng.random() < 0.5 and any(allowed[end] for end in self._ends):
                 return text
-            for wanted, share in ((self._closing, 0.1 + 0.8 * i / _MOST_TOKENS), (self._short, 0.5)):
+            for wanted, share in (
+                (self._closing, 0.1 + 0.8 * i / _MOST_TOKENS),
+                (self._short, 0.5),
+            ):
                 if rng.random() < share and (allowed & wanted).any():
                     allowed = allowed & wanted
                     break

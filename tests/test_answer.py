@@ -16,9 +16,9 @@ import pytest
 from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.chat.text import Piece, Token
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
+from edge_tr.constrain.schema import schema_rules
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, PromptTooLongError
-from edge_tr.constrain.schema import schema_rules
 from edge_tr.session import Session
 
 GREEDY: dict[str, Any] = {"temperature": 0.0}
@@ -178,7 +178,7 @@ def test_a_bias_for_a_token_that_is_not_there(plain: Session, token: int) -> Non
 
 
 def test_a_grammar_that_cannot_be_read(plain: Session) -> None:
-    with pytest.raises(ConfigError, match="expected ::=|cannot be"):
+    with pytest.raises(ConfigError, match=r"expected ::=|cannot be"):
         answer(plain, grammar="root = ")
 
 
