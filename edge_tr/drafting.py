@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from edge_tr.config import DraftConfig
 from edge_tr.costs.running import StepCosts
@@ -17,13 +18,32 @@ from edge_tr.drafts.draft import Drafter
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.errors import ConfigError, MatrixFileError
+from edge_tr.errors import CancelledError, ConfigError, MatrixDamagedError, MatrixFileError
 from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget_costs, save_costs
+from edge_tr.measuring.limit import time_limit, within
 from edge_tr.measuring.steps import extend_costs
 from edge_tr.measuring.widths import WidthProbe, probe_widths
 
 _PROBED_WIDTH = 16
 """Widest batch that ``exact`` tries."""
+
+
+def _candidates(path: Path, matrix: AdjacencyMatrix, extra: dict[str, Any]) -> Candidates:
+    """What a file held.
+
+    Raises
+    ------
+    MatrixDamagedError : the arrays beside the matrix are not those of one.
+    """
+    candidates = Candidates(matrix)
+    try:
+        if extra:
+            candidates.load_arrays(extra)
+    except ConfigError as error:
+        raise MatrixDamagedError(
+            f"{path} is damaged: {error}; {matrix_file.remedy(path)}"
+        ) from None
+    return candidates
 
 
 class Drafting:
@@ -88,11 +108,8 @@ class Drafting:
                 matrix, extra = matrix_file.load_with_extra(
                     self.matrix_path, self.fingerprint, n_vocab, config.k
                 )
-                candidates = Candidates(matrix)
-                if extra:
-                    candidates.load_arrays(extra)
-                return candidates
-            except (MatrixFileError, ConfigError) as error:
+                return _candidates(self.matrix_path, matrix, extra)
+            except MatrixFileError as error:
                 if config.matrix_path is not None:
                     raise
                 self.notices.append(f"starting with an empty matrix: {error}")
@@ -118,7 +135,18 @@ class Drafting:
             self.notices.append(reason)
             return Decoder(target)
         n_threads = default_threads()
-        costs, drafter = self._make_drafter(n_threads)
+        limit_s, warning = time_limit(target)
+        if warning:
+            self.notices.append(warning)
+            self._progress(f"{warning}; measuring them for {limit_s:.0f} s at most")
+        try:
+            with within(limit_s, target):
+                costs, drafter = self._make_drafter(n_threads)
+        except CancelledError:
+            self.notices.append(
+                f"drafting is off: what decode steps cost here was not known after {limit_s:.0f} s"
+            )
+            return Decoder(target)
         return Decoder(
             target,
             drafter,

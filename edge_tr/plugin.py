@@ -21,7 +21,7 @@ import llm
 from pydantic import Field
 
 from edge_tr import models
-from edge_tr.errors import MatrixFileError
+from edge_tr.errors import ConfigError, MatrixFileError
 from edge_tr.files.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -232,10 +232,21 @@ def _added_file() -> Path:
 def _added() -> dict[str, str]:
     """Path of each model that was added, by name."""
     try:
-        added: dict[str, str] = json.loads(_added_file().read_text("utf-8"))
+        added = json.loads(_added_file().read_text("utf-8"))
     except FileNotFoundError:
         return {}
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{_added_file()} cannot be read: {error}") from None
+    if not isinstance(added, dict) or not all(isinstance(path, str) for path in added.values()):
+        raise ConfigError(f"{_added_file()} must hold an object of names and paths")
     return added
+
+
+def _added_or_refuse() -> dict[str, str]:
+    try:
+        return _added()
+    except ConfigError as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _keep(added: dict[str, str]) -> None:
@@ -250,7 +261,12 @@ def register_models(register: Callable[..., None]) -> None:
     for entry in models.available():
         if entry.kind in ("shipped", "quantised"):
             finders[f"{PREFIX}/{entry.name}"] = partial(models.path, entry.name)
-    for name, path in _added().items():
+    try:
+        added = _added()
+    except ConfigError as error:  # the other models are there all the same
+        click.echo(f"edge-tr: warning: {error}; move it away or mend it", err=True)
+        added = {}
+    for name, path in added.items():
         finders[f"{PREFIX}/{name}"] = partial(Path, path)
     for model_id, find in finders.items():
         register(EdgeTRModel(model_id, find), AsyncEdgeTRModel(model_id, find))
@@ -275,14 +291,14 @@ def register_commands(cli: click.Group) -> None:
             inspect(path).require_text()
         except Exception as error:
             raise click.ClickException(str(error)) from None
-        _keep(_added() | {name: str(path.resolve())})
+        _keep(_added_or_refuse() | {name: str(path.resolve())})
         click.echo(f"{PREFIX}/{name} is {path.resolve()}")
 
     @group.command()
     @click.argument("name")
     def remove(name: str) -> None:
         """Forget the model edge-tr/NAME; its file stays"""
-        added = _added()
+        added = _added_or_refuse()
         if name not in added:
             raise click.ClickException(f"no model was added as {name!r}")
         del added[name]

@@ -178,7 +178,7 @@ def test_a_bias_for_a_token_that_is_not_there(plain: Session, token: int) -> Non
 
 
 def test_a_grammar_that_cannot_be_read(plain: Session) -> None:
-    with pytest.raises(ConfigError, match="expected ::=|cannot be"):
+    with pytest.raises(ConfigError, match=r"expected ::=|cannot be"):
         answer(plain, grammar="root = ")
 
 

@@ -82,14 +82,18 @@ def test_a_tool_of_another_form(wrong: Any) -> None:
         check_tools([wrong])
 
 
-def read(text: str, form: ReplyForm, prompt: str = "", size: int = 1) -> tuple[str, str, list[Call]]:
+def read(
+    text: str, form: ReplyForm, prompt: str = "", size: int = 1
+) -> tuple[str, str, list[Call]]:
     """Reasoning, content and calls of a text that comes in parts."""
     reader = ReplyReader(form, TOOLS, prompt)
     parts: list[Part] = []
     for at in range(0, len(text), size):
         parts += reader.add(text[at : at + size])
     rest, calls = reader.finish()
-    kinds = ("".join(p.text for p in [*parts, *rest] if p.kind == k) for k in ("reasoning", "content"))
+    kinds = (
+        "".join(p.text for p in [*parts, *rest] if p.kind == k) for k in ("reasoning", "content")
+    )
     reasoning, content = kinds
     return reasoning, content, calls
 
@@ -141,8 +145,13 @@ def test_an_answer_is_taken_apart(
 
 
 def test_references_of_parameters_move_with_them() -> None:
-    parameters = {"$ref": "#/$defs/A", "$defs": {"A": {"items": {"$ref": "#"}, "const": {"$ref": 1}}}}
-    schema = call_schema([{"type": "function", "function": {"name": "f", "parameters": parameters}}])
+    parameters = {
+        "$ref": "#/$defs/A",
+        "$defs": {"A": {"items": {"$ref": "#"}, "const": {"$ref": 1}}},
+    }
+    schema = call_schema(
+        [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    )
     moved = schema["$defs"]["tool0"]
     assert moved["$ref"] == "#/$defs/tool0/$defs/A"
     assert moved["$defs"]["A"] == {"items": {"$ref": "#/$defs/tool0"}, "const": {"$ref": 1}}

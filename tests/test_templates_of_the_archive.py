@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from os.path import commonprefix
 from typing import Any
 
 import pytest
 from archive import WHERE, templates
 
-from edge_tr.chat.forms import cut, learn
+from edge_tr.chat.forms import cut, learn, n_same
 from edge_tr.chat.history import Arguments
 from edge_tr.chat.reply import ReplyReader
 from edge_tr.chat.shield import ControlToken, Shield
@@ -62,7 +61,8 @@ HISTORIES: dict[str, tuple[list[dict[str, Any]], list[str]]] = {
         ["Paris", "Rome", "sunny", "rainy", "both", "thanks"],
     ),
     "a result and a user": (
-        [USER, asks(call(1, city="Paris")), result(1, "sunny"), {"role": "user", "content": "more"}],
+        [USER, asks(call(1, city="Paris")), result(1, "sunny"),
+         {"role": "user", "content": "more"}],
         ["Paris", "sunny", "more"],
     ),
     "two users": ([USER, {"role": "user", "content": "VVV"}], ["UUU", "VVV"]),
@@ -139,7 +139,7 @@ def test_text_of_others_becomes_no_control_token(name: str) -> None:
     assert controls(forged) == controls(plain)
 
 
-ARGUMENTS = [{"city": "Pa\"ris é {x}", "days": 2}, {"city": "Rome", "zip": "0123"}]
+ARGUMENTS: list[dict[str, Any]] = [{"city": 'Pa"ris é {x}', "days": 2}, {"city": "Rome", "zip": "0123"}]
 
 _ONE_CALL = (
     "GigaChat3-10B-A1.8B",
@@ -170,7 +170,7 @@ def test_calls_are_read_as_the_template_writes_them(name: str, n_calls: int) -> 
     asked = kept.attempt([USER], [TOOL])
     text = kept.attempt([USER, asks(*calls) | {"content": ""}], [TOOL], goes_on=False)
     assert text
-    start = cut(text, len(commonprefix([asked, text])))
+    start = cut(text, n_same(asked, text))
     for size in (len(text), 1, 7):
         reader = ReplyReader(form, [TOOL], asked)
         for at in range(start, len(text), size):

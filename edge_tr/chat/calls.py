@@ -173,7 +173,7 @@ def _call_of(item: Any, functions: dict[str, Any]) -> tuple[str, dict[str, Any]]
     if isinstance(inner, dict):
         item = inner
     name = next((item[key] for key in _NAMES if isinstance(item.get(key), str)), None)
-    given = next((item[key] for key in _ARGUMENTS if key in item), {})
+    given: Any = next((item[key] for key in _ARGUMENTS if key in item), {})
     if isinstance(given, str):
         decoded = _decode(given, 0)
         given = decoded[0] if decoded else None
@@ -193,9 +193,7 @@ def _read_named(text: str, form: CallForm, functions: dict[str, Any]) -> _Found:
     return found
 
 
-def _names(
-    text: str, form: CallForm, functions: dict[str, Any]
-) -> list[tuple[str, int]]:
+def _names(text: str, form: CallForm, functions: dict[str, Any]) -> list[tuple[str, int]]:
     """The name of each call, and where it ends."""
     mark = (form.again or form.opener).strip()
     names = sorted(functions, key=len, reverse=True)
@@ -295,7 +293,7 @@ def _read_channels(text: str, _form: CallForm, _functions: dict[str, Any]) -> _F
     found: _Found = []
     for part in text.split("<|start|>"):
         to = re.search(r"to=functions\.([\w.-]+)", part)
-        head, mark, body = part.partition("<|message|>")
+        _, mark, body = part.partition("<|message|>")
         value = _decode(body, body.find("{")) if to and mark else None
         if to and value is not None and isinstance(value[0], dict):
             found.append((to[1], value[0]))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
-from os.path import commonprefix
 from typing import Any, Literal
 
 from edge_tr.chat.history import Arguments
@@ -145,9 +144,9 @@ def _learn_tagged(text: str, both: str, again: str) -> CallForm | None:
     between = both[start:next_key]
     open_ = _common_end(head, between)
     close = between[: len(between) - len(open_)]
-    close = close or commonprefix([tail, between])
+    close = close or tail[: n_same(tail, between)]
     number_equal, number_tail = both[next_key + 4 : seven], both[seven + 1 :]
-    closer = tail[len(commonprefix([tail, close])) :]
+    closer = tail[n_same(tail, close) :]
     number_close = number_tail[: len(number_tail) - len(closer)] if closer else close
     return CallForm(
         "tagged", opener, again, closer, open_, equal, close, number_equal, number_close
@@ -167,7 +166,7 @@ def _tail(template: ChatTemplate, arguments: list[dict[str, Any]]) -> str:
     text = template.attempt(messages, [_TOOL], goes_on=False)
     plain = [*asked, {"role": "assistant", "content": "qsays"}]
     said = template.attempt(plain, [_TOOL], goes_on=False)
-    text = text[cut(text, len(commonprefix([before, text]))) :]
+    text = text[cut(text, n_same(before, text)) :]
     end = said.rpartition("qsays")[2]
     same = _common_end(text, end)
     text = text[: len(text) - len(same) + _broken(same)]
@@ -209,8 +208,14 @@ def _broken(text: str) -> int:
     return found.end() if found else 0
 
 
+def n_same(a: str, b: str) -> int:
+    """Length of the beginning that two texts share."""
+    pairs = enumerate(zip(a, b, strict=False))
+    return next((i for i, (x, y) in pairs if x != y), min(len(a), len(b)))
+
+
 def _common_end(a: str, b: str) -> str:
-    return commonprefix([a[::-1], b[::-1]])[::-1]
+    return a[len(a) - n_same(a[::-1], b[::-1]) :]
 
 
 def _decoded(text: str, start: int) -> tuple[Any, int] | None:

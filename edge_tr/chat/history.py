@@ -49,9 +49,7 @@ def check_messages(messages: Sequence[Any]) -> list[Message]:
 
 def _check_message(message: Any) -> Message:
     if not isinstance(message, Mapping):
-        raise ConfigError(
-            f"a message must be an object with role and content, not {message!r:.60}"
-        )
+        raise ConfigError(f"a message must be an object with role and content, not {message!r:.60}")
     role = message.get("role")
     if not isinstance(role, str) or role not in _ROLES:
         raise ConfigError(
@@ -188,7 +186,9 @@ def one_call_each(messages: Sequence[Message]) -> list[Message]:
             results.append(waiting.pop(0))
         for i, call in enumerate(calls):
             done.append(message | {"tool_calls": [call], "content": message["content"] * (i == 0)})
-            done += [r for r in results if r.get("tool_call_id") == call["id"]] or results[i : i + 1]
+            done += [r for r in results if r.get("tool_call_id") == call["id"]] or results[
+                i : i + 1
+            ]
     return done
 
 

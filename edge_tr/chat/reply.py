@@ -177,4 +177,3 @@ def _is_open(prompt: str, marks: tuple[str, str]) -> bool:
     return prompt.rfind(marks[0].strip()) > prompt.rfind(marks[1]) and (
         prompt.rstrip().endswith(marks[0].strip())
     )
-

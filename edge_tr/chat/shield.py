@@ -8,12 +8,11 @@ tokens, with the marks turned back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 _FIRST_MARK = 0xF0000
 """Of a private area of Unicode; a mark is this much above the character that it stands for."""
-_ESCAPES = "\\u"
 
 
 class ControlToken(NamedTuple):
@@ -55,7 +54,7 @@ class Shield:
         """The text with marks where it could forge a control token."""
         if not self._tokens or not text:
             return text
-        at = {i for i in self._places(text)}
+        at = set(self._places(text))
         for n in range(min(len(text), self._longest), 0, -1):
             if text[:n] in self._ends and (n < len(text) or len(text) > 2):
                 at.add(0)
@@ -77,7 +76,7 @@ class Shield:
                 return token
         return None
 
-    def tokens(self, text: str, read: Callable[[str], Sequence[int]]) -> list[int] | None:
+    def tokens(self, text: str, read: Callable[[str], Iterable[int]]) -> list[int] | None:
         """Token ids of a text with marks; None where it holds no mark.
 
         Parameters

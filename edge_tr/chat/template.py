@@ -143,7 +143,9 @@ class ChatTemplate:
         variables["functions"] = json.dumps(described, ensure_ascii=False, indent=4)
         variables["datetime"] = datetime.now().strftime("%b %d %Y")
         try:
-            return self._write(messages=_copied(messages), tools=_copied(tools) or None, **variables)
+            return self._write(
+                messages=_copied(messages), tools=_copied(tools) or None, **variables
+            )
         except TypeError:
             if tools:
                 raise

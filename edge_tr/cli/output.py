@@ -15,7 +15,8 @@ class OutputClosedError(Exception):
 
 def note(line: str) -> None:
     """Tell the user one line on stderr."""
-    print(f"edge-tr: {line}", file=sys.stderr, flush=True)
+    if sys.stderr is not None:
+        print(f"edge-tr: {line}", file=sys.stderr, flush=True)
 
 
 class _Notes(logging.Handler):
@@ -39,6 +40,8 @@ def write(text: str) -> None:
     OutputClosedError : the reader closed it.
     OSError : it cannot be written for another reason, such as a full disk.
     """
+    if sys.stdout is None:  # it was closed before the process began
+        raise OutputClosedError
     try:
         sys.stdout.write(text)
         sys.stdout.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -137,6 +138,9 @@ def _run(
         return 130 if answer.finish_reason == "interrupted" else 0
 
 
+_MAX_PROMPT_BYTES = 64 << 20
+
+
 def _read_prompt(args: argparse.Namespace) -> str:
     """The prompt; of a file or stdin the last line break is dropped."""
     texts = [] if args.prompt is None else [str(args.prompt)]
@@ -152,7 +156,13 @@ def _read_file(name: str) -> str:
     if name == "-" and sys.stdin.isatty():
         raise ConfigError("no prompt: give it as an argument, with -f FILE or through a pipe")
     try:
-        data = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
+        with nullcontext(sys.stdin.buffer) if name == "-" else Path(name).open("rb") as stream:
+            data = stream.read(_MAX_PROMPT_BYTES + 1)
+        if len(data) > _MAX_PROMPT_BYTES:
+            raise ConfigError(
+                f"the prompt of {'stdin' if name == '-' else name} is longer than "
+                f"{_MAX_PROMPT_BYTES >> 20} MiB, which is the most that is read"
+            )
         return data.decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"the prompt file {name} cannot be read: {error.strerror}") from None

@@ -55,17 +55,14 @@ class Constraint:
         self._ended = False
         if self._matcher.is_error():
             raise ConfigError(f"the {self._name} cannot be followed: {self._why()}")
-        try:
-            self.allowed()
-        except DecodeError as error:
-            raise ConfigError(f"{error}, at its start") from None
+        self.allowed()
 
     def allowed(self) -> NDArray[np.bool_]:
         """bool[n_vocab]; the tokens that may come next, at least one.
 
         Raises
         ------
-        DecodeError : the rules are too ambiguous here, or no token fits.
+        ConfigError : the rules are too ambiguous here, or no token fits.
         """
         if self._ended:
             allowed = np.zeros(self._n_vocab, dtype=np.bool_)
@@ -74,10 +71,10 @@ class Constraint:
         bits = self._bits
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
-            raise DecodeError(f"the {self._name} cannot be followed any further: {self._why()}")
+            raise ConfigError(f"the {self._name} cannot be followed any further: {self._why()}")
         allowed = np.unpackbits(bits.view(np.uint8), bitorder="little")[: self._n_vocab].view(bool)
         if not allowed.any():
-            raise DecodeError(f"the {self._name} allows no token of this model here")
+            raise ConfigError(f"the {self._name} allows no token of this model here")
         return allowed
 
     def accept(self, token: int) -> None:

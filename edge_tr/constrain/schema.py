@@ -83,8 +83,13 @@ def _closed(schema: Any) -> Any:
         if isinstance(schema.get(key), dict):
             closed[key] = {name: _closed(part) for name, part in schema[key].items()}
     names, required = schema.get("properties"), schema.get("required", [])
-    is_open = isinstance(names, dict) and names and not schema.keys() & _OPENS
-    if is_open and isinstance(required, list) and all(name in names for name in required):
+    if (
+        isinstance(names, dict)
+        and names
+        and not schema.keys() & _OPENS
+        and isinstance(required, list)
+        and all(name in names for name in required)
+    ):
         closed["additionalProperties"] = False
     return closed
 

@@ -123,7 +123,7 @@ def load_with_extra(
     ):
         if found != wanted:
             raise MatrixMismatchError(
-                f"{path} was saved for {name} {found}, not {wanted}; {_remedy(path)}"
+                f"{path} was saved for {name} {found}, not {wanted}; {remedy(path)}"
             )
     matrix = AdjacencyMatrix(n_vocab, k)
     matrix.rows[arrays["row_ids"]] = arrays["rows"]
@@ -181,7 +181,8 @@ def check_own(path: Path) -> None:
         raise MatrixFileError(f"{path} is not a matrix file and stays as it is; use another path")
 
 
-def _remedy(path: Path) -> str:
+def remedy(path: Path) -> str:
+    """What to do about a file that cannot be used."""
     if path.parent == data_dir() / "matrices":
         return "`edge-tr matrix reset` deletes it, to start empty"
     return f"use another path, or `edge-tr matrix reset --file {path}` to start empty"
@@ -253,7 +254,7 @@ def _parse(stream: IO[bytes], path: Path) -> tuple[dict[str, Any], dict[str, Arr
         raise
     except Exception as error:  # zipfile, json and NumPy raise many kinds on senseless bytes
         raise MatrixDamagedError(
-            f"{path} is damaged or not a matrix file ({error}); {_remedy(path)}"
+            f"{path} is damaged or not a matrix file ({error}); {remedy(path)}"
         ) from error
     return {**header, "size_bytes": size_bytes}, arrays
 
@@ -267,7 +268,7 @@ def _read_header(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
     version = header.get("version")
     if version != VERSION:
         raise MatrixMismatchError(
-            f"{path} is of format version {version}, this edge_tr reads {VERSION}; {_remedy(path)}"
+            f"{path} is of format version {version}, this edge_tr reads {VERSION}; {remedy(path)}"
         )
     for name, kind in _HEADER_TYPES.items():
         if type(header.get(name)) is not kind:

@@ -131,6 +131,11 @@ class ContextTarget:
     def interrupt(self, on: bool) -> None:
         self._abort_flag[0] = on
 
+    @property
+    def n_threads(self) -> int:
+        """Threads of a step of one token."""
+        return int(lib.llama_n_threads(self.pointer))
+
     def forget(self) -> None:
         """Do not touch the context again; ``decode`` raises from now on."""
         self.pointer = self.memory = None

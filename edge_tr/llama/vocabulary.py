@@ -32,7 +32,7 @@ def constraint_vocabulary(vocab: Any) -> Any:
     ------
     ConfigError : the model has no text for its tokens, or none that ends a text.
     """
-    from llguidance import LLTokenizer
+    import llguidance
 
     n_vocab = int(lib.llama_vocab_n_tokens(vocab))
     ends = [token for token in range(n_vocab) if lib.llama_vocab_is_eog(vocab, token)]
@@ -44,7 +44,8 @@ def constraint_vocabulary(vocab: Any) -> Any:
         if lib.llama_vocab_get_attr(vocab, token) & _CONTROL or token in ends:
             text = b"\xff" + text
         texts.append(b"" if b"\0" in text else text)
-    return LLTokenizer.from_llamacpp(
+    tokenizer: Any = llguidance.LLTokenizer  # its stubs leave the function out
+    return tokenizer.from_llamacpp(
         tokens=texts,
         vocab_ptr=vocab,
         tokenize_fptr=ctypes.cast(lib._lib.llama_tokenize, ctypes.c_void_p).value,

@@ -22,6 +22,7 @@ from edge_tr.errors import EdgeTRError
 from edge_tr.server.embeddings import encode
 from edge_tr.server.errors import RequestError, respond
 from edge_tr.server.guard import Guard
+from edge_tr.server.openapi import describe
 from edge_tr.server.replies import Reply
 from edge_tr.server.requests import ChatRequest, CompletionRequest, EmbeddingRequest, read
 from edge_tr.server.service import Service
@@ -54,6 +55,7 @@ def make_app(service: Service) -> Starlette:
             Route("/", routes.page),
             Route("/health", routes.health),
             Route("/metrics", routes.metrics),
+            Route("/openapi.json", routes.openapi),
             *(
                 Route(f"{prefix}{path}{slash}", handler, methods=methods)
                 for path, handler, methods in (
@@ -118,6 +120,10 @@ class Routes:
     async def metrics(self, _request: Request) -> Response:
         """Counts for Prometheus."""
         return Response(self._service.metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def openapi(self, _request: Request) -> Response:
+        """What can be asked for, in OpenAPI."""
+        return _json(describe())
 
     async def models(self, _request: Request) -> Response:
         """The one model that is here."""

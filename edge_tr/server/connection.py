@@ -17,7 +17,7 @@ class Connection(H11Protocol):
     client of HTTP/1.1 skips, is sent to find out.
     """
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the other half open while an answer is due and not begun."""
         cycle = self.cycle
         if cycle is None or cycle.response_started:

@@ -31,15 +31,15 @@ class Guard:
         if scope["type"] == "http":
             try:
                 is_old = scope.get("http_version") == "1.0"
-                self._check(scope["path"], scope["method"], scope["scheme"], Headers(scope=scope), is_old)
+                self._check(
+                    scope["path"], scope["method"], scope["scheme"], Headers(scope=scope), is_old
+                )
             except RequestError as error:
                 await respond(Request(scope), error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(
-        self, path: str, method: str, scheme: str, headers: Headers, is_old: bool
-    ) -> None:
+    def _check(self, path: str, method: str, scheme: str, headers: Headers, is_old: bool) -> None:
         host = headers.get("host", "")
         has_no_host = is_old and "host" not in headers  # health checks; no browser asks so
         if not has_no_host and not self._config.allows_host(_name(host)):

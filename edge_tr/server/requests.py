@@ -109,8 +109,8 @@ class EmbeddingRequest(types.CreateEmbeddingRequest):  # type: ignore[misc]
         if isinstance(given, str):
             return [given]
         if isinstance(given[0], int):
-            return [given]  # type: ignore[list-item]
-        return given  # type: ignore[return-value]
+            return [given]
+        return given
 
 
 _Body = TypeVar("_Body", bound=BaseModel)

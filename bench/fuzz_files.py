@@ -1,0 +1,150 @@
+"""GGUF headers and matrix files, damaged at random or guided by coverage."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from edge_tr import models
+from edge_tr.drafts import matrix_file
+from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
+from edge_tr.errors import MatrixFileError, ModelError
+from edge_tr.gguf_file.info import inspect
+
+Found = Callable[[str, str], None]
+
+_LOAD = """
+import sys
+from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.errors import EdgeTRError
+from edge_tr.session import Session
+for path in sys.argv[1:]:
+    print(path, flush=True)
+    try:
+        context = ContextConfig(n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1)
+        draft = DraftConfig(speculative="off", start="empty")
+        with Session(path, context=context, draft=draft) as s:
+            list(s.stream([1, 2, 3], max_tokens=2))
+    except EdgeTRError:
+        pass
+"""
+_FINGERPRINT = "f" * 32
+_HEADER_BYTES = 1 << 14
+_AT_ONCE = 20
+_LOAD_S = 240.0
+
+
+class Files:
+    """Damages files; those that pass the check are loaded by another process.
+
+    Parameters
+    ----------
+    folder : to write them into.
+    model : a small GGUF.
+    """
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self._folder, self._model = folder, model.read_bytes()
+        self._matrix = saved_matrix(folder / "matrix").read_bytes()
+        self._kept: list[Path] = []
+        self._n = 0
+
+    def check(self, rng: random.Random, name: str, found: Found) -> None:
+        """Damage one file and check it."""
+        self._n += 1
+        is_model = rng.random() < 0.7
+        data = bytearray(self._model if is_model else self._matrix)
+        for _ in range(rng.randint(1, 3)):
+            at = rng.randrange(min(len(data), _HEADER_BYTES))
+            size = rng.choice([1, 1, 4, 8])
+            data[at : at + size] = rng.choice([b"\0" * size, b"\xff" * size, rng.randbytes(size)])
+        if rng.random() < 0.1:
+            del data[rng.randrange(len(data)) :]
+        path = self._folder / f"{self._n}{'.gguf' if is_model else '.matrix'}"
+        path.write_bytes(data)
+        try:
+            if is_model:
+                read_model(path)
+                self._kept.append(path)
+                if len(self._kept) == _AT_ONCE:
+                    self.load_kept(found)
+                return
+            read_matrix(path)
+        except (ModelError, MatrixFileError):
+            pass
+        except Exception as error:
+            found("crashes", f"{name}: {error!r}")
+        path.unlink()
+
+    def load_kept(self, found: Found) -> None:
+        """Load what passed the check."""
+        waiting, self._kept = self._kept, []
+        while waiting:
+            command = [sys.executable, "-c", _LOAD, *map(str, waiting)]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=_LOAD_S)
+                code, told = done.returncode, done.stdout
+            except subprocess.TimeoutExpired as error:
+                code, told = None, (error.stdout or b"").decode()
+            tried = told.split()
+            if code == 0 or not tried:
+                break
+            kept = (
+                Path(tempfile.gettempdir()) / f"edge-tr-fuzz-{os.getpid()}-{Path(tried[-1]).name}"
+            )
+            Path(tried[-1]).replace(kept)
+            found("hangs" if code is None else "crashes", f"loading {kept}: exit code {code}")
+            waiting = waiting[len(tried) :]
+        for path in self._folder.glob("*.gguf"):
+            path.unlink()
+
+
+def saved_matrix(path: Path) -> Path:
+    """A small matrix file with everything that one may hold."""
+    matrix = AdjacencyMatrix.random(300, 8)
+    candidates = Candidates(matrix)
+    matrix_file.save(path, matrix, _FINGERPRINT, candidates.to_arrays())
+    return path
+
+
+def read_model(path: Path) -> None:
+    """As before a model is loaded."""
+    inspect(path).require_text()
+
+
+def read_matrix(path: Path) -> None:
+    """As when a session starts."""
+    matrix_file.load_with_extra(path, _FINGERPRINT, 300, 8)
+
+
+def guided(what: str, seconds: float, seed: int) -> int:
+    """libFuzzer, through atheris, on what reads a file; its exit code."""
+    import atheris
+
+    folder = Path(tempfile.mkdtemp())
+    (folder / "corpus").mkdir()
+    if what == "gguf":
+        models.write_tiny(folder / "corpus" / "seed", "llama")
+    else:
+        saved_matrix(folder / "corpus" / "seed")
+    read = read_model if what == "gguf" else read_matrix
+    path = folder / ("one.gguf" if what == "gguf" else "one.matrix")
+
+    def one_input(data: bytes) -> None:
+        path.write_bytes(data)
+        with suppress(ModelError, MatrixFileError):
+            read(path)
+
+    atheris.instrument_all()
+    options = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-max_len=2000000",
+               "-rss_limit_mb=4096"]  # fmt: skip
+    atheris.Setup([sys.argv[0], *options, str(folder / "corpus")], one_input)
+    atheris.Fuzz()
+    return 0
