@@ -174,7 +174,21 @@ def tools(rng: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-_ODD: tuple[Any, ...] = (None, True, [], {}, "", -1, 1e300, 10**400, "\ud800", [[]], {"a": {}}, "9" * 4301, 1 << 63)
+_ODD: tuple[Any, ...] = (
+    None,
+    True,
+    [],
+    {},
+    "",
+    -1,
+    1e300,
+    10**400,
+    "\ud800",
+    [[]],
+    {"a": {}},
+    "9" * 4301,
+    1 << 63,
+)
 
 
 def chat_body(rng: random.Random) -> dict[str, Any]:
