@@ -15,10 +15,10 @@ WEIGHTS = 1
 """Quantised weights; asked for when a model is opened."""
 
 DENSE = 2
-"""Small batches on F16, BF16 and F32: weights, and the cache without flash attention."""
+"""F16, BF16 and F32: weights, and the cache without flash attention."""
 
 ATTENTION = 4
-"""Small batches with flash attention."""
+"""Flash attention."""
 
 ALL = WEIGHTS | DENSE | ATTENTION
 

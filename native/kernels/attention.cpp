@@ -16,8 +16,6 @@ float alibi_slope(int64_t head, int64_t n_heads, float max_bias) {
 
 #if defined(EDGE_KERNELS)
 
-constexpr int64_t MOST_TOKENS = 128, MOST_QUERIES = 1024;
-
 struct Q8Block { uint16_t d; int8_t q[32]; };
 
 // One row of a cache as floats.
@@ -88,8 +86,8 @@ static bool fits(const Cache & c) {
 }
 
 bool has_attention(const Attention & a) {
-    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && a.n_tokens <= MOST_TOKENS &&
-           a.n_tokens * shared_heads(a) <= MOST_QUERIES && (!a.mask || a.n_heads % a.mask_heads == 0);
+    return fits(a.k) && fits(a.v) && a.n_heads % a.n_kv_heads == 0 && shared_heads(a) <= MOST_QUERIES &&
+           (!a.mask || a.n_heads % a.mask_heads == 0);
 }
 
 size_t attention_scratch_bytes(const Attention & a) {

@@ -1,4 +1,4 @@
-// Attention of a few tokens over a cache of keys and values (what ggml calls flash attention).
+// Attention over a cache of keys and values (what ggml calls flash attention).
 //
 // The cache is read in chunks of CHUNK cells, each once for all tokens and all heads that share it.
 // A chunk gives, for each query, its largest score, the sum of its weights and the weighted sum of
@@ -12,6 +12,7 @@
 namespace edge {
 
 constexpr int64_t CHUNK = 128;
+constexpr int64_t MOST_TOKENS = 128, MOST_QUERIES = 512;  // of one Attention; queries: tokens times heads that share
 
 // Where the cells lie that a token sees. Those of a text lie one behind the other. A branch of a tree
 // sees the text, then, behind cells of other branches, its own: these count as if they lay directly

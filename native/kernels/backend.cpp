@@ -21,7 +21,6 @@ static_assert((int) F16 == GGML_TYPE_F16 && (int) Q4_0 == GGML_TYPE_Q4_0 && (int
               (int) Q8_0 == GGML_TYPE_Q8_0 && (int) Q4_K == GGML_TYPE_Q4_K && (int) Q6_K == GGML_TYPE_Q6_K &&
               (int) IQ4_NL == GGML_TYPE_IQ4_NL && (int) BF16 == GGML_TYPE_BF16, "GGUF's numbers of types");
 
-constexpr int     SMALL_BATCH = 128;           // widest batch whose other tensors are ours
 constexpr int64_t QUANTIZE_ALONE = 16 * 1024;  // up to so many activations each thread quantises all
 constexpr int     TILE = 128;                  // tokens for which a panel stays in the cache
 constexpr size_t  LINE = 64;
@@ -208,14 +207,14 @@ class QuantizedWeights : public ggml::cpu::tensor_traits {
 // Products of tensors that are not quantised, and so stay where they are.
 class DenseProduct : public ggml::cpu::tensor_traits {
     static constexpr int64_t ROWS = 24;      // of a piece of work
-    static constexpr int64_t MOST = 1024;    // columns that share one plane of the left side
+    static constexpr int64_t MOST = 256;     // columns that are worked on together
 
   public:
     static bool takes(const ggml_tensor * op) {
         const ggml_tensor * w = op->src[0];
         const ggml_tensor * x = op->src[1];
         return has_dense(w->type) && x->type == GGML_TYPE_F32 && op->type == GGML_TYPE_F32 &&
-               x->ne[1] <= SMALL_BATCH && x->ne[1] * (x->ne[2] / w->ne[2]) <= MOST && x->nb[0] == sizeof(float) &&
+               x->ne[2] / w->ne[2] <= MOST && x->nb[0] == sizeof(float) &&
                w->nb[0] == ggml_type_size(w->type) && w->nb[1] >= w->nb[0] &&
                ggml_get_op_params_i32(op, 1) != GGML_HINT_SRC0_IS_HADAMARD;
     }
@@ -283,6 +282,10 @@ class DenseProduct : public ggml::cpu::tensor_traits {
             float *       out[MOST];
             int           n = 0;
             for (int64_t t = 0; t < x->ne[1]; t++) {
+                if (n + share > MOST) {
+                    dense_product(w->type, data, w->nb[1], n_rows, w->ne[0], in, n, out);
+                    n = 0;
+                }
                 const int first_column = n;
                 for (int64_t h = i2 * share; h < (i2 + 1) * share; h++, n++) {
                     in[n] = (const float *) ((const char *) x->data + t * x->nb[1] + h * x->nb[2] + i3 * x->nb[3]);
@@ -326,28 +329,42 @@ class FlashAttention : public ggml::cpu::tensor_traits {
         return a;
     }
 
+    static int64_t tokens_together(const Attention & a) {
+        return std::min(a.n_tokens, std::max<int64_t>(1, std::min(MOST_TOKENS, MOST_QUERIES * a.n_kv_heads / a.n_heads)));
+    }
+
   public:
     static bool takes(const ggml_tensor * op) {
         const ggml_tensor *q = op->src[0], *k = op->src[1], *v = op->src[2], *mask = op->src[3];
-        return q->ne[1] <= SMALL_BATCH && q->ne[3] == 1 && k->ne[3] == 1 && k->ne[2] == v->ne[2] &&
+        return q->ne[3] == 1 && k->ne[3] == 1 && k->ne[2] == v->ne[2] &&
                q->type == GGML_TYPE_F32 && q->nb[0] == sizeof(float) && k->nb[0] == ggml_type_size(k->type) &&
                v->nb[0] == ggml_type_size(v->type) && ggml_is_contiguous(op) && (!mask || mask->type == GGML_TYPE_F16) &&
                has_attention(describe(op));
     }
 
     bool work_size(int n_threads, const ggml_tensor * op, size_t & size) override {
-        const Attention a = describe(op);
+        Attention a = describe(op);
+        a.n_tokens = tokens_together(a);
         size = up(attention_partial_bytes(a)) + n_threads * up(attention_scratch_bytes(a)) + LINE;
         return true;
     }
 
     bool compute_forward(ggml_compute_params * params, ggml_tensor * op) override {
-        const Attention a = describe(op);
-        char *          partials = (char *) (((uintptr_t) params->wdata + LINE - 1) / LINE * LINE);
-        char *          scratch = partials + up(attention_partial_bytes(a)) + params->ith * up(attention_scratch_bytes(a));
-        attention_chunks(a, params->ith, params->nth, scratch, partials);
-        ggml_barrier(params->threadpool);
-        attention_combine(a, params->ith, params->nth, partials);
+        Attention     a = describe(op);
+        const int64_t n_tokens = a.n_tokens, step = tokens_together(a);
+        a.n_tokens = step;
+        char * partials = (char *) (((uintptr_t) params->wdata + LINE - 1) / LINE * LINE);
+        char * scratch = partials + up(attention_partial_bytes(a)) + params->ith * up(attention_scratch_bytes(a));
+        for (int64_t t = 0; t < n_tokens; t += step) {
+            if (t > 0) ggml_barrier(params->threadpool);  // all are done with the partials
+            a.n_tokens = std::min(step, n_tokens - t);
+            attention_chunks(a, params->ith, params->nth, scratch, partials);
+            ggml_barrier(params->threadpool);
+            attention_combine(a, params->ith, params->nth, partials);
+            a.q += step * a.q_token_bytes;
+            a.mask += a.mask ? step * a.mask_token_bytes : 0;
+            a.out += step * a.n_heads * a.v.size;
+        }
         return true;
     }
 };
@@ -357,7 +374,7 @@ class AttentionWeights : public ggml::cpu::tensor_traits {
   public:
     static bool takes(const ggml_tensor * op) {
         const ggml_tensor *x = op->src[0], *mask = op->src[1];
-        return x->ne[1] <= SMALL_BATCH && x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
+        return x->type == GGML_TYPE_F32 && x->nb[0] == sizeof(float) && ggml_is_contiguous(op) &&
                (!mask || ((mask->type == GGML_TYPE_F16 || mask->type == GGML_TYPE_F32) && mask->nb[0] == ggml_type_size(mask->type)));
     }
 

@@ -1,5 +1,5 @@
 // What llama.cpp sees of these kernels: one more buffer type of its CPU back end, whose weights lie
-// in panels, and products and attention of small batches on tensors that stay as they are.
+// in panels, and products and attention on tensors that stay as they are.
 #pragma once
 
 #include "ggml-backend.h"
