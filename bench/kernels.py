@@ -3,7 +3,7 @@
 One measurement is all matrix products of some layers of a model's shape, for a number of tokens,
 with weights where llama.cpp would put them without our kernels and where it puts them with these:
 in one process, in turn, with as many layers as it takes to exceed the last-level cache. The last
-line is one JSON object. Nothing else should run on the machine. The whole takes about 15 minutes
+line is one JSON object. Nothing else should run on the machine. The whole takes about 25 minutes
 on two cores, ``--quick`` about one.
 """
 
