@@ -170,7 +170,6 @@ def grow(
     max_lanes: int = 64,
     seconds: Array | None = None,
     price: float = 0.0,
-    margin: float = 0.0,
 ) -> Grown:
     token, parent, depth = np.full((3, max_nodes + 1), -9, dtype=np.int32)
     chance = np.zeros(max_nodes + 1, dtype=np.float32)
@@ -178,7 +177,7 @@ def grow(
         learned.arrays,
         tuple(committed(text, matches, rate=learned.naive.rate)),
         (max_nodes, max_depth, max_lanes),
-        (np.zeros(max_nodes + 1) if seconds is None else seconds, price, margin),
+        (np.zeros(max_nodes + 1) if seconds is None else seconds, price),
         kernels.make_scratch(max_nodes),
         (token, parent, depth, chance),
     )
@@ -284,18 +283,6 @@ def test_grow_tree_cuts_where_a_node_costs_more_than_it_brings(seed: int, price:
     chances = sorted(whole.chance[1:], reverse=True)
     assert tree.n_nodes == naive.best_cut(chances, seconds.tolist(), price)
     assert sorted(tree.chance[1:], reverse=True) == chances[: tree.n_nodes]
-
-
-@pytest.mark.parametrize("seed", SEEDS)
-def test_a_tree_that_promises_no_more_than_the_margin_is_not_drafted(seed: int) -> None:
-    learned = learn(seed)
-    text = random_text(seed)
-    whole = grow(learned, text, [], max_nodes=8)
-    promised = sum(whole.chance[1:])
-    free = np.zeros(9)
-    assert grow(learned, text, [], max_nodes=8, seconds=free, margin=promised + 0.01).n_nodes == 0
-    kept = grow(learned, text, [], max_nodes=8, seconds=free, margin=promised - 0.01)
-    assert kept.n_nodes == whole.n_nodes
 
 
 def test_nothing_known_grows_nothing() -> None:

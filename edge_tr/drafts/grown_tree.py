@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from edge_tr.costs.running import StepCosts
-from edge_tr.costs.table import FIRST_ROWS, LESSON
+from edge_tr.costs.table import FIRST_ROWS, LESSON, Float64
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates, History
 from edge_tr.drafts.draft import MAX_HARVEST, Draft
@@ -28,9 +28,6 @@ _FIRST_PLAIN = 3
 _MOST_DRAFTING = 48
 """Drafting steps in a row, before one plain step to see what it costs."""
 
-_MARGIN = 0.05
-"""Tokens that a tree must promise beyond its cost."""
-
 _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
 
@@ -43,12 +40,16 @@ _MOST_EXPECTED = 3.0
 outweigh many short ones."""
 
 _FIRST_REACH = 3
-"""Depth of the first drafts of a text, and of the next one after a draft that failed; else it may
-be three times as deep as the last one was right. Estimates of long paths are wrong together, and
-a long draft that fails costs many steps."""
+"""Least depth of the first drafts of a text, and of the next one after a draft that failed."""
 
-_NEARLY_FREE = 1.5
-"""Plain steps; drafts of so many nodes that a step costs no more may be as deep as they like."""
+_GROWTH = 3
+"""A draft may be this many times as deep as the last one was right. Estimates of long paths are
+wrong together, and a long draft that fails costs many steps."""
+
+_FAST = 1.5
+"""First drafts may be as deep as it takes to be this many times as fast as plain decoding where
+all of them is right, so that they reach the next cheap step of the staircase; and as deep as they
+like where a step costs no more than this many plain ones."""
 
 _FORGET_TOKENS = 32
 """Tokens without a draft in which a comparison goes back to its start: texts that disappointed
@@ -109,7 +110,7 @@ class GrownTreeDrafter:
         self._total_s = self._probe_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
-        self._reach = _FIRST_REACH
+        self._reach = 0
 
     @property
     def harvest(self) -> int:
@@ -160,7 +161,7 @@ class GrownTreeDrafter:
     def begin(self, tokens: Int32) -> None:
         self._history.begin(tokens)
         self._forget(1.0)
-        self._reach = _FIRST_REACH
+        self._reach = 0
         if self._costs is not None:
             self._costs.forget_rate()
 
@@ -173,8 +174,7 @@ class GrownTreeDrafter:
         max_nodes = min(max_nodes, len(step_s) - 1)
         if max_nodes < 1 or self._wants_plain(costs):
             return
-        n_free = int(np.searchsorted(step_s, _NEARLY_FREE * step_s[0])) - 1
-        max_depth = min(max_depth, max(self._reach, n_free))
+        max_depth = min(max_depth, max(self._reach, _first_reach(step_s)))
         price = max(costs.rate, 1 / step_s[0]) / self.trust
         worth_s = step_s[: max_nodes + 1] - self._lesson[: max_nodes + 1] / price
         self._grow(draft, max_nodes, max_depth, worth_s, price)
@@ -203,7 +203,7 @@ class GrownTreeDrafter:
                 self.candidates.sources,
                 self._history.committed,
                 (max_nodes, max_depth, self.max_lanes),
-                (seconds, price, _MARGIN if price > 0 else 0.0),
+                (seconds, price),
                 self._scratch,
                 (draft.token, draft.parent, draft.depth, self._chance),
             )
@@ -223,9 +223,19 @@ class GrownTreeDrafter:
             weight = _MOST_EXPECTED / max(_MOST_EXPECTED, expected)
             self._expected += weight * expected - self._expected / _TRUST_STEPS
             self._realised += weight * len(accepted) - self._realised / _TRUST_STEPS
-            self._reach = max(_FIRST_REACH, 3 * len(accepted))
+            self._reach = _GROWTH * len(accepted)
         else:
             self._forget(min(1.0, len(emitted) / _FORGET_TOKENS))
         self._n_proposed = 0
         new = np.array(emitted, dtype=np.int32)
         self.candidates.learn(self._history, draft, ids, values, new)
+
+
+def _first_reach(step_s: Float64) -> int:
+    """How deep a draft may be of which nothing is known, by the cost of a step with 0, 1, 2, ...
+    nodes."""
+    speed = np.arange(1, len(step_s) + 1) * step_s[0] / step_s
+    fast = np.flatnonzero(speed >= _FAST)
+    n_fast = int(fast[0]) if len(fast) else int(np.argmax(speed))
+    n_nearly_free = int(np.searchsorted(step_s, _FAST * step_s[0])) - 1
+    return max(_FIRST_REACH, n_fast, n_nearly_free)

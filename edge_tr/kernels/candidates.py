@@ -573,8 +573,7 @@ def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tr
     sources, line : a tuple with the members of ``Sources``, and one of ``Committed``.
     bounds : most nodes below the root, most depth, most lanes.
     worth : float64[> most nodes], seconds of a step with that many nodes; what a second is worth,
-        in tokens (0 fills the tree up to its bounds); tokens that a tree must promise beyond its
-        cost, or nothing is drafted.
+        in tokens (0 fills the tree up to its bounds).
     scratch : of ``make_scratch``, for as many nodes.
     tree : written: token, parent, depth, int32[> most nodes] in BFS order, node 0 is the root; and
         float32[> most nodes], the estimated probability of each node's path.
@@ -585,10 +584,10 @@ def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tr
     """
     known, committed, growing = Sources(*sources), Committed(*line), Growing(*scratch)
     max_nodes, max_depth, max_lanes = bounds
-    seconds, price, margin = worth
+    seconds, price = worth
     _plant(committed, growing)
     n, n_heap, n_lanes = 1, 0, 1
-    best_n, best_value, gained = 1, margin, 0.0
+    best_n, best_value, gained = 1, 0.0, 0.0
     node = 0
     while True:
         if growing.depth[node] < max_depth and growing.chance[node] > _LEAST_CHANCE:
