@@ -162,11 +162,6 @@ def first_rows(path: Path, **options: Any) -> Float32:
         return read(target, 12)
 
 
-def test_a_mapped_file_and_a_read_one_give_the_same(q4_0: Path) -> None:
-    mapped, loaded = (first_rows(q4_0, use_mmap=use) for use in (True, False))
-    np.testing.assert_array_equal(mapped, loaded)
-
-
 def test_switched_off_they_leave_all_to_llama_cpp(q4_0: Path) -> None:
     ours = first_rows(q4_0)
     with kernels.only(0):

@@ -77,7 +77,14 @@ def to_lark(grammar: str, find_token: FindToken = lambda text: None) -> str:
     return "\n".join(lines) + "\n"
 
 
-_REFERENCE = re.compile(r"@([a-zA-Z0-9-]+)@")
+_MAX_INLINE = 4
+"""Brackets nested so deep get a rule of their own: llguidance reads few levels of them. Digits of
+JSON numbers, as llama-cpp-python's converter writes them, are 16 deep."""
+
+_GROUP = "group:"
+"""Begins the names of these rules; no name in a grammar holds a colon."""
+
+_REFERENCE = re.compile(r"@([a-zA-Z0-9:-]+)@")
 """A rule's name in the text of an item; no other text holds the mark."""
 
 
@@ -101,6 +108,7 @@ class _Reader:
         self._at = 0
         self._nesting = 0
         self._asked: dict[str, int] = {}
+        self._groups: dict[str, str] = {}
 
     def rules(self) -> dict[str, str]:
         """Text of each rule, by name."""
@@ -120,7 +128,7 @@ class _Reader:
         for name, at in self._asked.items():
             if name not in rules:
                 raise ConfigError(f"line {self._line(at)} of the grammar: no rule is named {name}")
-        return rules
+        return rules | self._groups
 
     def _alternatives(self, *, nested: bool) -> _Item:
         found = [self._sequence(nested=nested)]
@@ -186,6 +194,10 @@ class _Reader:
             raise self._wrong(")")
         self._at += 1
         self._nesting -= 1
+        if self._nesting % _MAX_INLINE == _MAX_INLINE - 1 and inside.text:
+            name = f"{_GROUP}{len(self._groups)}"
+            self._groups[name] = inside.text
+            return inside._replace(text=f"@{name}@")
         return inside._replace(text=f"({inside.text})" if inside.text else "")
 
     def _repeated(self, item: _Item) -> _Item:
