@@ -157,11 +157,25 @@ def q4_0(tmp_path: Path) -> Path:
     return models.write_tiny(tmp_path / "q4_0.gguf", "llama", quantisation="q4_0")
 
 
-def first_rows(path: Path, **options: Any) -> Float32:
-    with Model(path, **options) as model, LlamaTarget(model, config_of()) as target:
+def first_rows(path: Path) -> Float32:
+    with Model(path) as model, LlamaTarget(model, config_of()) as target:
         return read(target, 12)
 
 
+<<<<<<< HEAD
+=======
+def test_a_mapped_file_and_a_read_one_give_the_same(
+    q4_0: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mapped = first_rows(q4_0)
+    params = lib.llama_model_default_params()
+    assert params.load_mode != lib.LLAMA_LOAD_MODE_NONE
+    params.load_mode = lib.LLAMA_LOAD_MODE_NONE
+    monkeypatch.setattr(lib, "llama_model_default_params", lambda: params)
+    np.testing.assert_array_equal(first_rows(q4_0), mapped)
+
+
+>>>>>>> ktests
 def test_switched_off_they_leave_all_to_llama_cpp(q4_0: Path) -> None:
     ours = first_rows(q4_0)
     with kernels.only(0):

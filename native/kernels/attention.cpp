@@ -68,6 +68,10 @@ template <class T> static void find_order(Order & o, const T * mask, T hidden, i
     o.n = n;
 }
 
+void Order::find_in_weights(const float * weights, int64_t n_cells, int64_t align) {
+    find_order<uint32_t>(*this, (const uint32_t *) weights, 0x80000000u, n_cells, align);
+}
+
 void Order::find(int mask_type, const void * mask, int64_t n_cells, int64_t align) {
     if (mask_type == F16) {
         find_order<uint16_t>(*this, (const uint16_t *) mask, HIDDEN, n_cells, align);
@@ -382,7 +386,7 @@ void softmax(const Softmax & s, const float * x, float * y) {
     floats        sum = zero();
     for (int64_t i = 0; i < s.n; i += LANES) {
         const floats v = i + LANES <= s.n ? load(y + i) : tail(y + i, s.n - i, -INFINITY);
-        const floats w = exp_negative(add(v, shift));
+        const floats w = minus_zero_where_equal(v, set(-INFINITY), exp_negative(add(v, shift)));
         keep(i, w);
         if (i < in_place) sum = add(sum, w);
     }
@@ -390,6 +394,7 @@ void softmax(const Softmax & s, const float * x, float * y) {
         for (int j = 0; j < LANES; j++) all[j] = i + j < order.n ? y[order.cell[i + j]] : 0.0f;
         sum = add(sum, load(all));
     }
+    // -0 stays -0: what comes next finds the hidden cells by it
     const float  total = reduce(sum) + (s.sink ? std::exp(*s.sink - top) : 0.0f);
     const floats inverse = set(total == 0 ? 0.0f : 1.0f / total);
     for (int64_t i = 0; i < s.n; i += LANES) {

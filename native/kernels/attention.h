@@ -25,6 +25,8 @@ struct Order {
 
     // From a row of a mask, F16 or F32 with -infinity for hidden cells.
     void find(int mask_type, const void * mask, int64_t n_cells, int64_t align);
+    // From a row that softmax() wrote, where hidden cells have the weight -0.
+    void find_in_weights(const float * weights, int64_t n_cells, int64_t align);
 };
 
 struct Cache {           // keys or values: [head][cell][dimension]
@@ -56,7 +58,7 @@ void attention_chunks(const Attention & a, int thread, int threads, char * scrat
 void attention_combine(const Attention & a, int thread, int threads, const char * partials);
 
 // One row of attention weights out of scores, as ggml's soft_max with its mask, slope and sink:
-// y[i] = e^(scale x[i] + slope mask[i]) over their sum. Zeros at the end of a row change nothing.
+// y[i] = e^(scale x[i] + slope mask[i]) over their sum, -0 where the mask hides. Zeros at the end of a row change nothing.
 struct Softmax {
     int64_t n;
     float   scale, slope;

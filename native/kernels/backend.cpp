@@ -225,14 +225,14 @@ class DenseProduct : public ggml::cpu::tensor_traits {
     }
 
     // Values weighted for one token that is on a branch (see Order); false: it is not.
-    static bool branch(const ggml_tensor * op, const ggml_tensor * mask, int64_t token, const char * data, int64_t n_rows,
-                       const float * const * in, int n, float * const * out) {
+    static bool branch(const ggml_tensor * op, const char * data, int64_t n_rows, const float * const * in, int n,
+                       float * const * out) {
 #if defined(EDGE_KERNELS)
         constexpr int       WIDEST = Order::MOST + 16, GROUP = 4;
         const ggml_tensor * w = op->src[0];
         const size_t        size = ggml_type_size(w->type);
         Order               order;
-        order.find(mask->type, (const char *) mask->data + token * mask->nb[1], w->ne[0], LANES);
+        order.find_in_weights(in[0], w->ne[0], LANES);
         if (order.n == 0) return false;
         alignas(64) char values[ROWS * WIDEST * 4];
         float            weights[GROUP][WIDEST];
@@ -259,7 +259,7 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         }
         return true;
 #else
-        (void) op, (void) mask, (void) token, (void) data, (void) n_rows, (void) in, (void) n, (void) out;
+        (void) op, (void) data, (void) n_rows, (void) in, (void) n, (void) out;
         return false;
 #endif
     }
@@ -272,7 +272,8 @@ class DenseProduct : public ggml::cpu::tensor_traits {
         const int64_t       share = x->ne[2] / w->ne[2], share3 = x->ne[3] / w->ne[3];
         const int64_t       planes = w->ne[2] * x->ne[3], total = planes * pieces;
         const int64_t       first = total * params->ith / params->nth, last = total * (params->ith + 1) / params->nth;
-        const ggml_tensor * weights_mask = x->op == GGML_OP_SOFT_MAX && x->src[1] && x->src[1]->ne[2] == 1 && x->src[1]->ne[3] == 1 ? x->src[1] : nullptr;
+        // The mask itself may be overwritten by now: its last user was the softmax.
+        const bool          are_weights = x->op == GGML_OP_SOFT_MAX && x->src[1] && x->src[1]->ne[2] == 1;
         for (int64_t i = first; i < last;) {
             const int64_t plane = i / pieces, i2 = plane % w->ne[2], i3 = plane / w->ne[2];
             const int64_t from = i % pieces, to = std::min(pieces, from + last - i);
@@ -291,7 +292,7 @@ class DenseProduct : public ggml::cpu::tensor_traits {
                     in[n] = (const float *) ((const char *) x->data + t * x->nb[1] + h * x->nb[2] + i3 * x->nb[3]);
                     out[n] = (float *) ((char *) op->data + t * op->nb[1] + h * op->nb[2] + i3 * op->nb[3]) + from * ROWS;
                 }
-                if (weights_mask && branch(op, weights_mask, t, data, n_rows, in + first_column, (int) share, out + first_column)) {
+                if (are_weights && branch(op, data, n_rows, in + first_column, (int) share, out + first_column)) {
                     n = first_column;
                 }
             }

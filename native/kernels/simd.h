@@ -156,6 +156,9 @@ EDGE_INLINE floats times_power(floats x, floats n) { return _mm512_scalef_ps(x, 
 EDGE_INLINE floats zero_below(floats x, floats limit, floats y) {  // y, 0 where x < limit
     return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
 }
+EDGE_INLINE floats minus_zero_where_equal(floats x, floats to, floats y) {  // y, -0 where x == to
+    return _mm512_mask_mov_ps(y, _mm512_cmp_ps_mask(x, to, _CMP_EQ_OQ), _mm512_set1_ps(-0.0f));
+}
 
 #elif defined(EDGE_AVX2)
 
@@ -274,6 +277,9 @@ EDGE_INLINE floats times_power(floats x, floats n) {  // -126 <= n <= 127
 EDGE_INLINE floats zero_below(floats x, floats limit, floats y) {
     return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), y);
 }
+EDGE_INLINE floats minus_zero_where_equal(floats x, floats to, floats y) {
+    return _mm256_blendv_ps(y, _mm256_set1_ps(-0.0f), _mm256_cmp_ps(x, to, _CMP_EQ_OQ));
+}
 
 #elif defined(EDGE_NEON)
 
@@ -373,6 +379,9 @@ EDGE_INLINE floats times_power(floats x, floats n) {
 }
 EDGE_INLINE floats zero_below(floats x, floats limit, floats y) {
     return vreinterpretq_f32_u32(vbicq_u32(vreinterpretq_u32_f32(y), vcltq_f32(x, limit)));
+}
+EDGE_INLINE floats minus_zero_where_equal(floats x, floats to, floats y) {
+    return vbslq_f32(vceqq_f32(x, to), vdupq_n_f32(-0.0f), y);
 }
 
 #endif
