@@ -162,8 +162,6 @@ def first_rows(path: Path) -> Float32:
         return read(target, 12)
 
 
-<<<<<<< HEAD
-=======
 def test_a_mapped_file_and_a_read_one_give_the_same(
     q4_0: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -175,7 +173,6 @@ def test_a_mapped_file_and_a_read_one_give_the_same(
     np.testing.assert_array_equal(first_rows(q4_0), mapped)
 
 
->>>>>>> ktests
 def test_switched_off_they_leave_all_to_llama_cpp(q4_0: Path) -> None:
     ours = first_rows(q4_0)
     with kernels.only(0):
