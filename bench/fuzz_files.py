@@ -70,18 +70,17 @@ class Files:
         path = self._folder / f"{self._n}{'.gguf' if is_model else '.matrix'}"
         path.write_bytes(data)
         try:
+            (read_model if is_model else read_matrix)(path)
             if is_model:
-                read_model(path)
                 self._kept.append(path)
-                if len(self._kept) == _AT_ONCE:
-                    self.load_kept(found)
-                return
-            read_matrix(path)
         except (ModelError, MatrixFileError):
             pass
         except Exception as error:
             found("crashes", f"{name}: {error!r}")
-        path.unlink()
+        if path not in self._kept:
+            path.unlink()
+        if len(self._kept) == _AT_ONCE:
+            self.load_kept(found)
 
     def load_kept(self, found: Found) -> None:
         """Load what passed the check."""
@@ -93,7 +92,7 @@ class Files:
                 code, told = done.returncode, done.stdout
             except subprocess.TimeoutExpired as error:
                 code, told = None, (error.stdout or b"").decode()
-            tried = told.split()
+            tried = [line for line in told.splitlines() if Path(line).exists()]
             if code == 0 or not tried:
                 break
             kept = (

@@ -174,7 +174,21 @@ def tools(rng: random.Random) -> list[dict[str, Any]]:
     return made
 
 
-_ODD: tuple[Any, ...] = (None, True, [], {}, "", -1, 1e300, 10**400, "\ud800", [[]], {"a": {}}, "9" * 4301, 1 << 63)
+_ODD: tuple[Any, ...] = (
+    None,
+    True,
+    [],
+    {},
+    "",
+    -1,
+    1e300,
+    10**400,
+    "\ud800",
+    [[]],
+    {"a": {}},
+    "9" * 4301,
+    1 << 63,
+)
 
 
 def chat_body(rng: random.Random) -> dict[str, Any]:
@@ -211,6 +225,6 @@ def mutated(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
             if isinstance(place[key], (dict, list)) and place[key] and rng.random() < 0.7:
                 place = place[key]
                 continue
-            place[key] = rng.choice(_ODD)
+            place[key] = copy.deepcopy(rng.choice(_ODD))
             break
     return body

@@ -139,7 +139,10 @@ def test_text_of_others_becomes_no_control_token(name: str) -> None:
     assert controls(forged) == controls(plain)
 
 
-ARGUMENTS: list[dict[str, Any]] = [{"city": 'Pa"ris é {x}', "days": 2}, {"city": "Rome", "zip": "0123"}]
+ARGUMENTS: list[dict[str, Any]] = [
+    {"city": 'Pa"ris é {x}', "days": 2},
+    {"city": "Rome", "zip": "0123"},
+]
 
 _ONE_CALL = (
     "GigaChat3-10B-A1.8B",
