@@ -1,5 +1,6 @@
 # make demo    a model answers, with and without drafting
 # make test    ruff, mypy and pytest, all of it
+# make fast    ruff, mypy and the tests that need no model: under a minute
 # make peers   llama.cpp's own speculative programs, for `edge-tr bench`
 # make report  the tests that need a GPU, then a file to send to us: edge-tr-report.json
 # make build PRESET=cuda    another build of llama.cpp (native/README.md)
@@ -9,8 +10,11 @@ PYTHON ?= python3
 PRESET ?= $(shell cat .venv/native-preset 2>/dev/null || echo cpu)
 BIN := .venv/bin
 KERNEL_TESTS = $(wildcard tests/test_kernels*.py)
+FAST_TESTS = $(addprefix tests/test_,house_rules.py adjacency.py template.py costs.py expected_costs.py \
+  decoder.py decoder_edges.py sampling.py lanes.py plain.py topk.py stats.py text.py turns.py \
+  candidates.py matrix_file.py kept_rows.py cli_options.py cli_readme.py isa.py)
 
-.PHONY: demo test lint report build peers setup clean
+.PHONY: demo test fast lint report build peers setup clean
 
 demo: setup
 	@$(BIN)/edge-tr demo
@@ -19,6 +23,9 @@ test: setup lint
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.venv/numba-boundscheck $(BIN)/python -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m pytest
+
+fast: lint
+	$(BIN)/python -m pytest $(FAST_TESTS)
 
 lint: .venv/package
 	$(BIN)/ruff check .

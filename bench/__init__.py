@@ -1,1 +1,1 @@
-"""Benchmarks: each one is ``python -m bench.<name>``; the last line of stdout is JSON."""
+"""Scripts of developers, ``python -m bench.NAME``, see README.md; users have ``edge-tr bench``."""

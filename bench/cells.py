@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edge_tr.bench.baselines import Answer
+from edge_tr.bench.baselines import TimedText
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.statistics import median_bounds
 
@@ -42,7 +42,7 @@ def ratios(records: Sequence[Record], arm: str, other: str, speed: str = "tps") 
     for record in records:
         answers = record["answers"]
         if arm in answers and other in answers:
-            fast, slow = (Answer(**answers[name]) for name in (arm, other))
+            fast, slow = (TimedText(**answers[name]) for name in (arm, other))
             found.append(getattr(fast, speed) / getattr(slow, speed))
     return found
 
@@ -111,7 +111,7 @@ def _bounds(values: Sequence[float]) -> dict[str, Any] | None:
 
 def _drafting(members: Sequence[Record]) -> dict[str, Any]:
     """What the automatic arm did in a cell, all answers together."""
-    answers = [Answer(**r["answers"]["auto"]) for r in members]
+    answers = [TimedText(**r["answers"]["auto"]) for r in members]
     n_steps = sum(a.stats["n_steps"] for a in answers)
     n_tokens = sum(len(a.tokens) for a in answers)
     n_after_prefill = n_tokens - len(answers)

@@ -12,7 +12,7 @@ from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr.bench.baselines import Answer, Arm, DraftedArm, timed
+from edge_tr.bench.baselines import Arm, DraftedArm, TimedText, timed
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.prompts import Prompt, copied_share, interleave
 from edge_tr.config import ContextConfig, DraftConfig
@@ -123,7 +123,7 @@ class ModelRun:
         """A user's message in the model's chat template, as tokens."""
         return self.session.prompt_tokens(text)
 
-    def timed(self, arm: Arm | RemoteArm, prompt: Int32, n_tokens: int | None = None) -> Answer:
+    def timed(self, arm: Arm | RemoteArm, prompt: Int32, n_tokens: int | None = None) -> TimedText:
         """One answer of this process or of the stock build's, once the other one rests."""
         builds.settle()
         n_tokens = n_tokens or self.plan.n_tokens
@@ -248,7 +248,7 @@ class ModelRun:
 
     def _last(self) -> str:
         record = self.records.all[-1]
-        tps = {name: Answer(**answer).tps for name, answer in record["answers"].items()}
+        tps = {name: TimedText(**answer).tps for name, answer in record["answers"].items()}
         speeds = ", ".join(f"{name} {value / tps['plain']:.3f}" for name, value in tps.items())
         return f"{record['category']} ({tps['plain']:.1f} tokens/s plain): {speeds}"
 
@@ -289,7 +289,7 @@ class ModelRun:
         tokens = {prompt.id: prompt.tokens for prompt in prompts}
         pairs, widths, same = [], [2], []
         for record in self._answered():
-            answers = {name: Answer(**a) for name, a in record["answers"].items()}
+            answers = {name: TimedText(**a) for name, a in record["answers"].items()}
             own, auto = answers["own"], answers["auto"]
             pairs.append(TextPair(record["id"], tokens[record["id"]], own.tokens, auto.tokens))
             widths.append(_mean_width(auto.stats))

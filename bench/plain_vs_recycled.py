@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr import models
-from edge_tr.bench.baselines import Answer, DraftedArm, timed
+from edge_tr.bench.baselines import DraftedArm, TimedText, timed
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.statistics import median_bounds
 from edge_tr.config import ContextConfig, DraftConfig
@@ -91,7 +91,7 @@ class Pairs:
 
     id: str
     category: str
-    answers: tuple[Answer, Answer, Answer, Answer]
+    answers: tuple[TimedText, TimedText, TimedText, TimedText]
 
     @property
     def speedup(self) -> float:

@@ -1,4 +1,4 @@
-"""Write the results of ``edge-tr bench`` into the README: ``python -m bench.readme RESULT...``.
+"""Write results of ``edge-tr bench`` into docs/results.md: ``python -m bench.readme RESULT...``.
 
 Each RESULT is a ``main.json``; together they replace what stands between the two marks.
 """
@@ -17,7 +17,7 @@ from edge_tr.bench.report import label, verdict
 from edge_tr.bench.runner import AGAIN, PLAIN
 from edge_tr.errors import ConfigError, EdgeTRError
 
-README = Path(__file__).resolve().parent.parent / "README.md"
+README = Path(__file__).resolve().parent.parent / "docs" / "results.md"
 BEGIN, END = "<!-- bench: begin -->", "<!-- bench: end -->"
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.bench.baselines import Answer, Arm, BareArm, StockArm, timed
+from edge_tr.bench.baselines import Arm, BareArm, StockArm, TimedText, timed
+from edge_tr.config import ContextConfig
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig
 from edge_tr.target import Int32
 
 from . import builds
@@ -73,7 +73,7 @@ class RemoteArm:
         self._name = name
         self._kind = kind
 
-    def answer(self, prompt: Int32, n_tokens: int, stop_tokens: Collection[int]) -> Answer:
+    def answer(self, prompt: Int32, n_tokens: int, stop_tokens: Collection[int]) -> TimedText:
         """Run one generation; its clock is the child's."""
         found = self._remote.call(
             "answer",
@@ -83,7 +83,7 @@ class RemoteArm:
             n_tokens=n_tokens,
             stop_tokens=sorted(stop_tokens),
         )
-        return Answer(**found)
+        return TimedText(**found)
 
     def close(self) -> None:
         """Free its context."""

@@ -43,7 +43,6 @@ def add_node(draft: Draft, token: int, parent: int) -> int:
     draft.token[node] = token
     draft.parent[node] = parent
     draft.depth[node] = draft.depth[parent] + 1
-    draft.rank[node] = 0
     draft.n += 1
     return node
 

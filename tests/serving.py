@@ -14,8 +14,8 @@ import pytest
 
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.drafts.template import TreeTemplate
+from edge_tr.llama.embedder import Embedder
 from edge_tr.server.config import ServerConfig
-from edge_tr.server.embeddings import Embedder
 from edge_tr.server.run import Server, listen
 from edge_tr.server.service import Service
 from edge_tr.session import Session

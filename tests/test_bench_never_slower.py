@@ -13,7 +13,7 @@ import pytest
 
 from bench import never_slower
 from bench.cells import ratios, summary, table
-from edge_tr.bench.baselines import Answer, Arm, BareArm, DraftedArm, StockArm, timed
+from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, StockArm, TimedText, timed
 from edge_tr.bench.pairs import Records
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.session import Session
@@ -24,7 +24,7 @@ FIXED = {"best": {"static": {"name": "off"}}}
 
 
 def answer(tps: float) -> dict[str, Any]:
-    return asdict(Answer([1] * 101, 101 / tps, 1 / tps, 101, 101 / tps, STATS))
+    return asdict(TimedText([1] * 101, 101 / tps, 1 / tps, 101, 101 / tps, STATS))
 
 
 def record(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.plain_vs_recycled import Pairs, main, summary, table
-from edge_tr.bench.baselines import Answer
+from edge_tr.bench.baselines import TimedText
 
 
 @pytest.fixture
@@ -37,9 +37,9 @@ def bench(
     return call
 
 
-def answer(seconds: float, tokens: list[int], mat: float = 1.0) -> Answer:
+def answer(seconds: float, tokens: list[int], mat: float = 1.0) -> TimedText:
     """An answer whose tokens after the first took so long."""
-    return Answer(tokens, 1 + seconds, 1.0, len(tokens), 1 + seconds, {"mat": mat})
+    return TimedText(tokens, 1 + seconds, 1.0, len(tokens), 1 + seconds, {"mat": mat})
 
 
 def pairs(plain: float, recycled: float, *, mat: float = 2.0, last: int = 9) -> Pairs:

@@ -1,4 +1,4 @@
-"""What the README tells people to type works."""
+"""What the README and docs/ tell people to type works, and their links lead somewhere."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ import pytest
 from edge_tr import models
 from edge_tr.cli import EXIT_CODES, make_parser
 
-README = (Path(__file__).parent.parent / "README.md").read_text("utf-8")
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+README = "\n".join(page.read_text("utf-8") for page in PAGES)
 COMMANDS = re.findall(r"(?:^    |\| |`)(edge-tr (?!COMMAND)[^\n`#]+)", README, re.MULTILINE)
 
 EXAMPLES = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -48,3 +50,9 @@ def test_every_python_example_runs(
 def test_exit_codes_are_those_of_the_help() -> None:
     told = re.findall(r"^\| (\d+) \| (\w+)", README, re.MULTILINE)
     assert told == re.findall(r"^  (\d+) +(\w+)", EXIT_CODES, re.MULTILINE)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#\s]+)", page.read_text("utf-8")):
+        assert link.startswith("https://") or (page.parent / link).exists(), link

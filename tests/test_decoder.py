@@ -13,11 +13,11 @@ from drafters import FixedCosts, MoodyDrafter, OracleDrafter, RandomDrafter
 from fake_target import FakeTarget, HashModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from samplers import TemperatureSampler
 
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
-from edge_tr.decode.sampling import TemperatureSampler
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Draft, Drafter
@@ -100,7 +100,7 @@ class Case:
 
 def assert_only_committed(decoder: Decoder, target: FakeTarget) -> int:
     n_cells = target.assert_only_committed(decoder.tokens.tolist())
-    assert n_cells == decoder._lanes.n_past
+    assert n_cells == decoder.n_past
     return n_cells
 
 

@@ -25,7 +25,7 @@ from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.decode.decoder import Decoder
 from edge_tr.kernels import candidates, topk, tree
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
-from edge_tr.decode.sampling import TemperatureSampler
+from samplers import TemperatureSampler
 from edge_tr.decode.topk import TopK
 from edge_tr.drafts.template import TreeTemplate
 

@@ -13,10 +13,11 @@ import pytest
 from ggml import OURS, Kind, Product, quantize, write_lora, write_model
 
 from edge_tr import models
+from edge_tr.config import ContextConfig
 from edge_tr.llama import kernels
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.widths import probe_widths
 from edge_tr.models import tiny
 from edge_tr.target import Batch, Float32

@@ -215,7 +215,7 @@ def test_only_committed_cells_remain_after_a_thousand_steps(open_target: Open) -
         if decoder.stats.n_steps == 1000:
             break
     assert decoder.stats.n_steps == 1000
-    assert_only_committed(target, decoder._lanes.n_past)
+    assert_only_committed(target, decoder.n_past)
 
 
 # Context
@@ -275,7 +275,7 @@ def test_drafting_goes_on_beyond_the_sliding_window(
     assert text_of(decoder, prompt, max_tokens=300) == plain
     assert text_of(decoder, prompt, max_tokens=300) == plain
     assert decoder.stats.n_reused == 499
-    assert_only_committed(target, decoder._lanes.n_past)
+    assert_only_committed(target, decoder.n_past)
 
 
 def test_a_small_sliding_window_cache_runs_plain(open_target: Open) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from drafters import OracleDrafter
 from fake_target import FakeTarget, HashModel
+from samplers import TemperatureSampler
 
 from edge_tr.decode.decoder import Decoder
-from edge_tr.decode.sampling import TemperatureSampler
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from edge_tr.errors import ConfigError, ModelFileError
-from edge_tr.server.embeddings import Embedder, encode
+from edge_tr.llama.embedder import Embedder
+from edge_tr.server.embeddings import encode
 
 
 @pytest.fixture(params=["bert", "llama"])

@@ -1,1 +1,1 @@
-"""Measuring methods against each other: the engine of ``edge-tr bench`` and of ``bench/``."""
+"""The command ``edge-tr bench``; scripts of developers are in ``bench/``."""

@@ -34,7 +34,7 @@ class Arm(Protocol):
 
 
 @dataclass
-class Answer:
+class TimedText:
     """Tokens and seconds of one generation.
 
     Attributes
@@ -70,7 +70,7 @@ class Answer:
 
 def timed(
     arm: Arm, prompt: Int32, n_tokens: int, stop_tokens: Collection[int] = frozenset()
-) -> Answer:
+) -> TimedText:
     """Run one generation against the clock."""
     tokens: list[int] = []
     moments: list[tuple[int, float]] = []
@@ -81,7 +81,7 @@ def timed(
     n_to_end = next((i + 1 for i, t in enumerate(tokens) if t in stop_tokens), len(tokens))
     to_end_s = next(s for n, s in moments if n >= n_to_end)
     stats = arm.decoder.stats.to_dict() if isinstance(arm, DraftedArm) else {}
-    return Answer(tokens, moments[-1][1], moments[0][1], n_to_end, to_end_s, stats)
+    return TimedText(tokens, moments[-1][1], moments[0][1], n_to_end, to_end_s, stats)
 
 
 class DraftedArm:

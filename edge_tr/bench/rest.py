@@ -154,14 +154,11 @@ class RestDrafter:
 def _fill(draft: Draft, paths: list[tuple[int, ...]]) -> None:
     """Write the tree of the paths into the draft, in BFS order."""
     node_of: dict[tuple[int, ...], int] = {(): 0}
-    n_children: dict[int, int] = {}
     for depth in range(1, max(map(len, paths), default=0) + 1):
         level = [path for path in paths if len(path) == depth]
         for path in sorted(level, key=lambda path: node_of[path[:-1]]):
             node, parent = len(node_of), node_of[path[:-1]]
             draft.token[node], draft.depth[node], draft.parent[node] = path[-1], depth, parent
-            draft.rank[node] = n_children.get(parent, 0)
-            n_children[parent] = n_children.get(parent, 0) + 1
             node_of[path] = node
     draft.n = len(node_of)
 

@@ -133,7 +133,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
 def _serve(
     args: argparse.Namespace, config: ServerConfig, path: Path, settings: dict[str, Any]
 ) -> int:
-    from edge_tr.server.embeddings import Embedder
+    from edge_tr.llama.embedder import Embedder
     from edge_tr.server.run import Server, listen
     from edge_tr.server.service import Service
     from edge_tr.session import Session

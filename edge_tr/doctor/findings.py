@@ -1,6 +1,6 @@
 """What this machine has, what the llama.cpp build can do with it, and what to do about the gap.
 
-:func:`report` gathers it, :func:`render` prints it for people. Nothing here can die of a broken
+``report`` gathers it, ``render`` prints it for people. Nothing here can die of a broken
 build: llama.cpp runs in a child process only.
 """
 

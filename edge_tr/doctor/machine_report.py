@@ -1,6 +1,6 @@
 """What the owner of a machine sends back: the doctor's findings, what was measured, no names.
 
-:func:`gather` examines and measures, in child processes that may die; :func:`anonymous` takes out
+``gather`` examines and measures, in child processes that may die; ``anonymous`` takes out
 what belongs to a person: folders, the name of the user and of the machine.
 """
 

@@ -19,7 +19,7 @@ class Draft:
     Attributes
     ----------
     n : number of nodes, root included.
-    token, parent, depth, rank : int32[capacity + 1] per node in BFS order; node 0 is the root.
+    token, parent, depth : int32[capacity + 1] per node in BFS order; node 0 is the root.
     slot : int32[capacity + 1]; place of each node in depth-first order, root 0. The row of
         logits of node i is row ``slot[i]``.
     lane_first, lane_last : int32[capacity + 1]; lanes ``lane_first <= lane < lane_last``.
@@ -38,7 +38,6 @@ class Draft:
         self.token: Int32 = np.zeros(size, dtype=np.int32)
         self.parent: Int32 = np.full(size, -1, dtype=np.int32)
         self.depth: Int32 = np.zeros(size, dtype=np.int32)
-        self.rank: Int32 = np.zeros(size, dtype=np.int32)
         self.slot: Int32 = np.zeros(size, dtype=np.int32)
         self.lane_first: Int32 = np.zeros(size, dtype=np.int32)
         self.lane_last: Int32 = np.ones(size, dtype=np.int32)

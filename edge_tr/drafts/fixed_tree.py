@@ -74,7 +74,6 @@ class FixedTreeDrafter:
                 draft.token,
                 draft.parent,
                 draft.depth,
-                draft.rank,
                 self._node_of,
             )
         )

@@ -26,7 +26,6 @@ def fill_tree(
     token: Array,
     parent: Array,
     depth: Array,
-    rank: Array,
     node_of: Array,
 ) -> int:
     """Read a draft tree off the adjacency matrix, layer by layer.
@@ -39,7 +38,7 @@ def fill_tree(
     template_parent, template_rank : int32[n_template], BFS order, entry 0 is the root.
     max_nodes : most nodes below the root; the first ones in BFS order are taken.
     max_depth : nodes deeper than this are left out.
-    token, parent, depth, rank : int32[>= n_template], written; ``token[0]`` is the root, read.
+    token, parent, depth : int32[>= n_template], written; ``token[0]`` is the root, read.
     node_of : int32[>= n_template], scratch: draft node of each template node, or -1.
 
     Returns
@@ -48,7 +47,6 @@ def fill_tree(
     """
     parent[0] = -1
     depth[0] = 0
-    rank[0] = 0
     node_of[0] = 0
     n = 1
     for i in range(1, template_parent.shape[0]):
@@ -62,7 +60,6 @@ def fill_tree(
         token[n] = t
         parent[n] = p
         depth[n] = depth[p] + 1
-        rank[n] = template_rank[i]
         node_of[i] = n
         n += 1
     return n

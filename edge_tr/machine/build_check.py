@@ -1,7 +1,7 @@
 """Whether the installed llama.cpp build decodes on this machine, found out without dying.
 
-:func:`check_build` runs :mod:`edge_tr.machine.build_child` in a process of its own and says how
-far it came; :func:`require_working_build` does so once per build and machine and raises where it
+``check_build`` runs ``edge_tr.machine.build_child`` in a process of its own and says how
+far it came; ``require_working_build`` does so once per build and machine and raises where it
 fails.
 """
 

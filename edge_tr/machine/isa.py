@@ -133,7 +133,7 @@ def cmake_flags(found: dict[str, SetStatus], accepted: Iterable[str] | None = No
     Parameters
     ----------
     found
-        What :func:`probe` returned.
+        What ``probe`` returned.
     accepted
         Names of the sets that the compiler knows; None = all.
 

@@ -13,8 +13,8 @@ from edge_tr.chat.text import Piece
 from edge_tr.constrain.constraint import Rules
 from edge_tr.constrain.schema import schema_rules
 from edge_tr.errors import ConfigError
+from edge_tr.llama.embedder import Embedder
 from edge_tr.server.config import ServerConfig
-from edge_tr.server.embeddings import Embedder
 from edge_tr.server.errors import RequestError
 from edge_tr.server.metrics import Metrics
 from edge_tr.server.replies import ChatReply, Reply, TextReply
