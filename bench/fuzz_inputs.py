@@ -39,7 +39,7 @@ def schema(rng: random.Random) -> Any:
     return root
 
 
-def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:
+def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:  # noqa: PLR0911
     kinds = ["string", "number", "simple", "enum", "const", "any"]
     kinds += ["object"] * 3 + ["array"] * 2 + ["anyOf", "oneOf", "allOf"] if depth else []
     kind = rng.choice(kinds + ["$ref"] * bool(names))
