@@ -26,7 +26,7 @@ from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import EdgeTRError
 from edge_tr.session import Session
 for path in sys.argv[1:]:
-    print(path, flush=True)
+    print("opening", path, flush=True)
     try:
         context = ContextConfig(n_ctx=256, n_batch=64, n_threads=1, n_threads_batch=1)
         draft = DraftConfig(speculative="off", start="empty")
@@ -70,18 +70,17 @@ class Files:
         path = self._folder / f"{self._n}{'.gguf' if is_model else '.matrix'}"
         path.write_bytes(data)
         try:
+            (read_model if is_model else read_matrix)(path)
             if is_model:
-                read_model(path)
                 self._kept.append(path)
-                if len(self._kept) == _AT_ONCE:
-                    self.load_kept(found)
-                return
-            read_matrix(path)
         except (ModelError, MatrixFileError):
             pass
         except Exception as error:
             found("crashes", f"{name}: {error!r}")
-        path.unlink()
+        if path not in self._kept:
+            path.unlink()
+        if len(self._kept) == _AT_ONCE:
+            self.load_kept(found)
 
     def load_kept(self, found: Found) -> None:
         """Load what passed the check."""
@@ -93,14 +92,16 @@ class Files:
                 code, told = done.returncode, done.stdout
             except subprocess.TimeoutExpired as error:
                 code, told = None, (error.stdout or b"").decode()
-            tried = told.split()
+            lines = [line.split(" ", 1) for line in told.splitlines()]  # among llama.cpp's own
+            tried = [line[1] for line in lines if line[0] == "opening"]
             if code == 0 or not tried:
                 break
             kept = (
                 Path(tempfile.gettempdir()) / f"edge-tr-fuzz-{os.getpid()}-{Path(tried[-1]).name}"
             )
             Path(tried[-1]).replace(kept)
-            found("hangs" if code is None else "crashes", f"loading {kept}: exit code {code}")
+            why = done.stderr[-300:] if code is not None else ""
+            found("hangs" if code is None else "crashes", f"loading {kept}: {code} {why}")
             waiting = waiting[len(tried) :]
         for path in self._folder.glob("*.gguf"):
             path.unlink()

@@ -39,7 +39,7 @@ def schema(rng: random.Random) -> Any:
     return root
 
 
-def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:
+def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:  # noqa: PLR0911
     kinds = ["string", "number", "simple", "enum", "const", "any"]
     kinds += ["object"] * 3 + ["array"] * 2 + ["anyOf", "oneOf", "allOf"] if depth else []
     kind = rng.choice(kinds + ["$ref"] * bool(names))
@@ -225,6 +225,6 @@ def mutated(rng: random.Random, body: dict[str, Any]) -> dict[str, Any]:
             if isinstance(place[key], (dict, list)) and place[key] and rng.random() < 0.7:
                 place = place[key]
                 continue
-            place[key] = rng.choice(_ODD)
+            place[key] = copy.deepcopy(rng.choice(_ODD))
             break
     return body

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
 from edge_tr.gguf_file.header import read_header
 from edge_tr.gguf_file.info import KINDS, GGUFInfo, inspect
+from edge_tr.gguf_file.values import check_values
 
 TinyModel = Callable[[str], Path]
 
@@ -290,3 +291,29 @@ def test_parts_of_two_models(tmp_path: Path) -> None:
     other = tmp_path / "other" / "m-00002-of-00003.gguf"
     parts[1].write_bytes(other.read_bytes())
     assert "not of one model" in refusal(parts[0])
+
+
+def test_two_tokens_of_one_text(tmp_path: Path, tiny_model: Callable[[str], Path]) -> None:
+    data = tiny_model("llama").read_bytes()
+    path = tmp_path / "twice.gguf"
+    word = data.index(b"\x04\0\0\0\0\0\0\0alse")
+    path.write_bytes(data[: word + 8] + b"al\0\0" + data[word + 12 :])
+    with pytest.raises(ModelFileError, match="two tokens of the vocabulary"):
+        inspect(path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("block_count", 0),
+        ("block_count", 513),
+        ("expert_count", 1025),
+        ("expert_used_count", 3),
+        ("attention.layer_norm_rms_epsilon", float("nan")),
+        ("attention.layer_norm_rms_epsilon", -1.0),
+    ],
+)
+def test_values_that_end_llama_cpp(key: str, value: float) -> None:
+    scalars = {"llama.block_count": 2, f"llama.{key}": value}
+    with pytest.raises(ModelFileError, match=f"llama.{key} is"):
+        check_values(Path("x.gguf"), "llama", scalars)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from edge_tr.errors import ConfigError, DecodeError
+from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -78,11 +78,16 @@ class Constraint:
         return allowed
 
     def accept(self, token: int) -> None:
-        """Take note of the token that was emitted."""
+        """Take note of the token that was emitted.
+
+        Raises
+        ------
+        ConfigError : the rules are too ambiguous here.
+        """
         if token in self._ends:
             self._ended = True
         elif not self._ended and not self._matcher.consume_token(token):
-            raise DecodeError(f"the {self._name} does not allow token {token}: {self._why()}")
+            raise ConfigError(f"the {self._name} cannot be followed any further: {self._why()}")
 
     def _why(self) -> str:
         """The reason that llguidance gives, in one line."""

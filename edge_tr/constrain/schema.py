@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from edge_tr.constrain.constraint import Rules
 from edge_tr.errors import ConfigError
@@ -50,6 +51,7 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
         for part in _parts(schema):
             _check_part(part, name)
+            _check_circle(part, schema, name)
         if not any("allOf" in part or _is_joined(part) for part in _parts(schema)):
             schema = _closed(schema)
     grammar = LLMatcher.grammar_from_json_schema(
@@ -138,6 +140,34 @@ def _check_part(part: dict[str, Any], name: str) -> None:
     for key in _WITH_NUMBERS:
         if _has_large(part.get(key)):
             raise ConfigError(f"the {name} cannot be followed: {key} holds a number above 2**53")
+
+
+def _check_circle(part: dict[str, Any], root: dict[str, Any], name: str) -> None:
+    """Refuse references that lead back to themselves with nothing in between: no text follows
+    them, which llguidance notices only when the text has come there."""
+    seen: list[int] = []
+    waiting: list[Any] = [part]
+    while waiting:
+        one = waiting.pop()
+        if not isinstance(one, dict) or id(one) in seen:
+            continue
+        seen.append(id(one))
+        reference = one.get("$ref")
+        inside = [_target(reference, root)] if isinstance(reference, str) else []
+        for key in ("anyOf", "oneOf", "allOf"):
+            inside += one[key] if isinstance(one.get(key), list) else []
+        if any(target is part for target in inside):
+            raise ConfigError(f"the {name} cannot be followed: a $ref leads back to itself")
+        waiting += inside
+
+
+def _target(reference: str, root: dict[str, Any]) -> Any:
+    """What a reference points to; None where that is not in this schema."""
+    here: Any = root
+    for step in reference.removeprefix("#").split("/")[1:]:
+        step = unquote(step).replace("~1", "/").replace("~0", "~")
+        here = here.get(step) if isinstance(here, dict) else None
+    return here if reference.startswith("#") else None
 
 
 _WITH_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",

@@ -160,6 +160,8 @@ class _Parser:
         if kind == _STRING:
             if length > _N_STRINGS_MAX:
                 raise self.damaged(f"key {key!r} promises {length} strings")
+            if key == "tokenizer.ggml.tokens":
+                self.require_different(length)
             self.skip_strings(length)
         elif kind in _SCALARS:
             self.position += length * struct.calcsize("<" + _SCALARS[kind])
@@ -168,6 +170,20 @@ class _Parser:
         else:
             raise self.damaged(f"key {key!r} is an array of the unknown type {kind}")
         return length
+
+    def require_different(self, n_strings: int) -> None:
+        """Make sure that no two of the next strings are the same; llama.cpp ends the process where
+        two tokens are. It reads up to a NUL, and tells empty ones apart itself."""
+        data, position, unpack = self.data, self.position, _U64.unpack_from
+        seen: set[bytes] = set()
+        for _ in range(n_strings):
+            start = position + 8
+            position = start + unpack(data, position)[0]
+            text = data[start:position].partition(b"\0")[0]
+            if text in seen:
+                raise self.damaged(f"two tokens of the vocabulary are {text[:40]!r}")
+            if text:
+                seen.add(text)
 
     def skip_strings(self, n_strings: int) -> None:
         data, position, unpack = self.data, self.position, _U64.unpack_from
