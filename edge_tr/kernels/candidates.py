@@ -254,7 +254,7 @@ def _claim_pair(keys: Array, stamps: Array, a: int, b: int, stamp: int) -> int:
     return int(oldest)
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _gather(
     sources: Sources,
     a: int,
@@ -413,7 +413,7 @@ def find_matches(
     return found
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _match_tokens(line: Committed, growing: Growing, node: int) -> int:
     """Write what each match of a node says comes next; past the end of the sequence it reads the
     path itself. How many there are."""
@@ -468,7 +468,7 @@ def _pop(heap_p: Array, heap_item: Array, n: int) -> None:
     heap_item[1, i] = parent
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _plant(line: Committed, growing: Growing) -> None:
     """Make the last committed token the root."""
     growing.token[0], growing.parent[0], growing.depth[0] = line.tokens[line.n - 1], -1, 0
@@ -478,7 +478,7 @@ def _plant(line: Committed, growing: Growing) -> None:
     growing.matches[:, 0, : line.n_matches] = line.matches[:, : line.n_matches]
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _push_children(
     sources: Sources, line: Committed, growing: Growing, node: int, n_heap: int
 ) -> int:
@@ -519,7 +519,7 @@ def _may_pay(
     return False
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
     """Make the most probable path of the heap node ``n``, with the matches that agree."""
     token, up = growing.heap_item[0, 0], growing.heap_item[1, 0]
@@ -542,7 +542,7 @@ def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
     growing.n_matches[n] = kept
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _write_by_depth(
     growing: Growing, n: int, token: Array, parent: Array, depth: Array, chance: Array
 ) -> None:
@@ -613,7 +613,7 @@ def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tr
     return best_n
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _write_rows(sources: Sources, nodes: Nodes, stamp: int, by_rank: bool) -> None:
     """See ``recycle_rows``."""
     k, k2 = sources.rows.shape[1], sources.pair_rows.shape[1]
@@ -652,7 +652,7 @@ def recycle_rows(sources: Any, nodes: Any, stamp: int, by_rank: bool) -> None:
     _write_rows(Sources(*sources), Nodes(*nodes), stamp, by_rank)
 
 
-@njit(cache=CACHE, nogil=True)
+@njit(cache=CACHE, nogil=True, forceinline=True)
 def _count_cells(
     sources: Sources, tokens: Array, cells: Array, n: int, chosen: int, limit: float
 ) -> None:
