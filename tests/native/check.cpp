@@ -595,7 +595,7 @@ void check_softmax(int64_t n, int mask_type, bool sink) {  // mask_type < 0: non
     Floats longer((size_t) s.n, NAN);
     edge::softmax(s, x.data(), longer.data());
     bool equal = true;
-    for (int64_t i = 0; i < s.n; i++) equal &= same(longer[(size_t) i], i < n ? y[(size_t) i] : 0.0f);
+    for (int64_t i = 0; i < s.n; i++) equal &= same(longer[(size_t) i], i < n ? y[(size_t) i] : -0.0f);
     check(equal, "softmax of %d differs with hidden cells behind", (int) n);
 }
 
