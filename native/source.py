@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import tarfile
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from edge_tr.errors import NativeBuildError
+from edge_tr.files.paths import cache_dir
 
 PACKAGE = "llama-cpp-python"
 KERNELS = Path(__file__).resolve().parent / "kernels"
@@ -48,7 +50,7 @@ HOOKS = (
 
 
 def fetch(version: str, folder: Path, run: Callable[[list[str]], None]) -> Path:
-    """Bring the archive from PyPI and unpack it.
+    """Unpack the archive, which the cache directory keeps once it came from PyPI.
 
     Parameters
     ----------
@@ -69,17 +71,22 @@ def fetch(version: str, folder: Path, run: Callable[[list[str]], None]) -> Path:
     NativeBuildError
         pip brought no archive.
     """
-    wanted = f"{PACKAGE}=={version}"
-    pip = [sys.executable, "-m", "pip", "download", "--no-deps"]
-    run([*pip, "--no-binary", PACKAGE, "-d", str(folder), wanted])
-    archive = next(folder.glob("*.tar.gz"), None)
+    kept = cache_dir() / "source"
+    archive = next(kept.glob(f"*-{version}.tar.gz"), None)
     if archive is None:
-        raise NativeBuildError(f"pip brought no source archive of {wanted}")
+        wanted = f"{PACKAGE}=={version}"
+        pip = [sys.executable, "-m", "pip", "download", "--no-deps"]
+        run([*pip, "--no-binary", PACKAGE, "-d", str(folder), wanted])
+        brought = next(folder.glob("*.tar.gz"), None)
+        if brought is None:
+            raise NativeBuildError(f"pip brought no source archive of {wanted}")
+        kept.mkdir(parents=True, exist_ok=True)
+        archive = kept / brought.name
+        os.replace(brought, archive)
     with tarfile.open(archive) as tar:
         if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
             tar.extraction_filter = tarfile.data_filter
         tar.extractall(folder)
-    archive.unlink()
     return next(folder.glob("*/pyproject.toml")).parent
 
 

@@ -25,7 +25,7 @@ from edge_tr.cli import main, make_parser, options
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, ModelLoadError, NativeBuildError
-from edge_tr.llama import servers
+from edge_tr.llama import kernels, servers
 from edge_tr.llama.library import logger
 from edge_tr.llama.model import Model
 from edge_tr.llama.rpc_hello import ask, parse_servers
@@ -51,7 +51,10 @@ def rpc_server() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """A server in a process of its own that answers, and the process."""
     port = free_port()
     command = [sys.executable, "-m", "edge_tr.cli", "rpc-server", "--port", str(port)]
-    with subprocess.Popen([*command, "--threads", "1"], stderr=subprocess.DEVNULL) as process:
+    environment = {**os.environ, "EDGE_TR_KERNELS": "0"}
+    with subprocess.Popen(
+        [*command, "--threads", "1"], stderr=subprocess.DEVNULL, env=environment
+    ) as process:
         try:
             _await(f"127.0.0.1:{port}", process)
             yield f"127.0.0.1:{port}", process
@@ -97,6 +100,13 @@ def replying(reply: bytes | None) -> Iterator[str]:
 
 def hello(major: int, minor: int) -> bytes:
     return struct.pack("<QBBBB24x", 28, major, minor, 0, 0)
+
+
+@pytest.fixture(autouse=True)
+def kernels_of_llama_cpp() -> Iterator[None]:
+    """A server's weights do not lie in our panels, so texts compare with llama.cpp's kernels."""
+    with kernels.only(0):
+        yield
 
 
 @pytest.fixture(autouse=True)

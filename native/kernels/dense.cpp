@@ -4,6 +4,8 @@ namespace edge {
 
 #if defined(EDGE_KERNELS)
 
+constexpr int64_t AHEAD = 512;  // bytes; each row is asked for this far before it is needed
+
 template <Type TYPE> struct Element;
 template <> struct Element<F32> {
     typedef float T;
@@ -39,7 +41,10 @@ static void tile(const char * w, size_t stride, int64_t columns, const float * c
     const int64_t whole = columns / LANES * LANES;
     for (int64_t c = 0; c < whole; c += LANES) {
         floats v[R];
-        for (int r = 0; r < R; r++) v[r] = E::get(p[r] + c);
+        for (int r = 0; r < R; r++) {
+            v[r] = E::get(p[r] + c);
+            prefetch((const char *) (p[r] + c) + AHEAD);
+        }
         for (int t = 0; t < N; t++) {
             const floats a = load(x[t] + c);
             for (int r = 0; r < R; r++) sum[t * R + r] = fma(v[r], a, sum[t * R + r]);

@@ -8,12 +8,6 @@ namespace edge {
 
 constexpr int64_t AHEAD = 4096;  // bytes; quants are asked for this far before they are needed
 
-EDGE_INLINE void prefetch(const void * p) {
-#    if defined(__GNUC__)
-    __builtin_prefetch(p, 0, 3);
-#    endif
-}
-
 EDGE_INLINE float read_float(const uint8_t * p) {
     float x;
     memcpy(&x, p, 4);

@@ -42,6 +42,12 @@ namespace edge {
 
 constexpr int PANEL = 16;  // rows of weights that lie together
 
+EDGE_INLINE void prefetch(const void * p) {
+#    if defined(__GNUC__)
+    __builtin_prefetch(p, 0, 3);
+#    endif
+}
+
 #if defined(EDGE_AVX512) || defined(EDGE_AVX2)
 EDGE_INLINE float    half_to_float(uint16_t h) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(h))); }
 EDGE_INLINE uint16_t float_to_half(float x) { return (uint16_t) _mm_cvtsi128_si32(_mm_cvtps_ph(_mm_set_ss(x), 0)); }
