@@ -22,10 +22,11 @@ import numpy as np
 
 from edge_tr import models
 from edge_tr.bench.questions import load_questions
+from edge_tr.config import ContextConfig
 from edge_tr.decode.lanes import LaneCache
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.machine import facts
 from edge_tr.target import Batch, Float32, Int32
 

@@ -19,10 +19,11 @@ from time import perf_counter
 from typing import Any
 
 from edge_tr import models
+from edge_tr.config import ContextConfig
 from edge_tr.errors import EdgeTRError
 from edge_tr.llama import kernels
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig, LlamaTarget
+from edge_tr.llama.target import LlamaTarget
 from edge_tr.machine import facts
 from edge_tr.measuring.trial import Trial, random_text
 

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from edge_tr.bench.baselines import Answer, Arm, BareArm, StockArm, timed
+from edge_tr.config import ContextConfig
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import ContextConfig
 from edge_tr.target import Int32
 
 from . import builds
