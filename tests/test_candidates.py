@@ -15,7 +15,7 @@ from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Draft
-from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.grown_tree import GrownTreeDrafter, first_reach
 from edge_tr.errors import ConfigError
 
 N_VOCAB = 30
@@ -244,6 +244,19 @@ def test_rows_of_the_prompt_for_a_hundredth_of_an_answer(
     candidates = Candidates(AdjacencyMatrix(5))
     recycler = GrownTreeDrafter(candidates, n_ctx=100, max_nodes=1, costs=StepCosts(table, 2))
     assert recycler.harvest == n_rows
+
+
+@pytest.mark.parametrize(
+    ("ratio", "depth"),
+    [
+        ((1.0, 1.1, 1.2, 1.4, 1.8), 3),  # deep enough at once
+        ((1.0, 2.1, 2.5, 2.85, 4.3, 4.8, 5.0, 3.6, 3.9), 7),  # the next cheap step
+        ((1.0, 1.01, 1.02, 1.03, 1.04, 1.05), 5),  # nearly free
+        ((1.0, 1.9, 2.7, 3.4, 4.1), 4),  # never fast: where it is fastest
+    ],
+)
+def test_first_drafts_reach_the_next_cheap_step(ratio: tuple[float, ...], depth: int) -> None:
+    assert first_reach(np.array(ratio)) == depth
 
 
 def test_the_prompt_fills_rows_of_tokens_and_of_pairs() -> None:

@@ -174,7 +174,7 @@ class GrownTreeDrafter:
         max_nodes = min(max_nodes, len(step_s) - 1)
         if max_nodes < 1 or self._wants_plain(costs):
             return
-        max_depth = min(max_depth, max(self._reach, _first_reach(step_s)))
+        max_depth = min(max_depth, max(self._reach, first_reach(step_s)))
         price = max(costs.rate, 1 / step_s[0]) / self.trust
         worth_s = step_s[: max_nodes + 1] - self._lesson[: max_nodes + 1] / price
         self._grow(draft, max_nodes, max_depth, worth_s, price)
@@ -231,7 +231,7 @@ class GrownTreeDrafter:
         self.candidates.learn(self._history, draft, ids, values, new)
 
 
-def _first_reach(step_s: Float64) -> int:
+def first_reach(step_s: Float64) -> int:
     """How deep a draft may be of which nothing is known, by the cost of a step with 0, 1, 2, ...
     nodes."""
     speed = np.arange(1, len(step_s) + 1) * step_s[0] / step_s
