@@ -169,7 +169,7 @@ def test_without_costs_the_tree_is_as_large_as_allowed() -> None:
 def test_free_tokens_fill_the_tree_but_for_a_plain_step_now_and_then() -> None:
     sizes = drafted(0.0, n_tokens=400)[60:]
     assert set(sizes) == {0, 20}
-    assert sizes.count(0) <= len(sizes) / 48
+    assert sizes.count(0) <= 2 * (len(sizes) / 48 + 1)
 
 
 def test_the_first_steps_are_plain() -> None:

@@ -26,7 +26,7 @@ _FIRST_PLAIN = 3
 """Plain steps before the first draft: their cost is what drafts are compared with."""
 
 _MOST_DRAFTING = 48
-"""Drafting steps in a row, before one plain step to see what it costs."""
+"""Drafting steps in a row, before two plain ones, of which the second shows what they cost."""
 
 _TRUST_STEPS = 16
 """Drafting steps over which expected and accepted tokens are compared."""
@@ -190,10 +190,13 @@ class GrownTreeDrafter:
     def _wants_plain(self, costs: StepCosts) -> bool:
         """Whether to see what a plain step costs: at first, and after many drafted ones."""
         self._n_drafting += 1
-        if costs.n_seen(1) < _FIRST_PLAIN or self._n_drafting > _MOST_DRAFTING:
+        if costs.n_seen(1) < _FIRST_PLAIN:
             self._n_drafting = 0
             return True
-        return False
+        if self._n_drafting > _MOST_DRAFTING + 1:
+            self._n_drafting = 0
+            return True
+        return self._n_drafting > _MOST_DRAFTING
 
     def _grow(
         self, draft: Draft, max_nodes: int, max_depth: int, seconds: object, price: float
