@@ -9,6 +9,7 @@ import numpy as np
 
 from edge_tr.drafts.adjacency import AdjacencyMatrix, check_candidates
 from edge_tr.drafts.draft import Draft
+from edge_tr.drafts.history import NOTHING, History
 from edge_tr.drafts.prior import prior
 from edge_tr.drafts.template import MAX_K
 from edge_tr.errors import ConfigError
@@ -19,12 +20,18 @@ _PAIR_K = 4
 _MAX_TRIALS = 500.0
 """Trials of a calibration cell after which its counts are halved, so that old ones fade."""
 
+_NO_TOKENS: Int32 = np.zeros(0, dtype=np.int32)
+
+_LEAD = 32
+"""Tokens that a part of a text in the history brings along from before it."""
+
 _FIRST_MATCH_RATE = 0.4
 """A text's first match that fails lowers the level: most texts do not copy."""
 
 
-class History:
-    """The committed sequence, and the places in it that end with the same tokens (the matches).
+class RunningText:
+    """The committed sequence, and the places in it and in earlier texts that end with the same
+    tokens (the matches).
 
     Parameters
     ----------
@@ -35,7 +42,8 @@ class History:
     ----------
     tokens, n : int32[capacity], and how many of them there are.
     matches, n_matches : int32[2, MAX_MATCHES]; see ``kernels.find_matches``.
-    match_rate : float64[1]; share of the longest matches that were right, of late.
+    match_rate : float64[2]; share of the longest matches that were right, of late.
+    history : earlier texts; each text goes there when the next one begins.
     counting : whether the next step is one to calibrate with. The token after a prompt is not:
         its row was harvested.
     """
@@ -48,13 +56,26 @@ class History:
         self.matches: Int32 = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
         self._n_matches = 0
         self._use_matches = use_matches
-        self.match_rate = np.full(1, _FIRST_MATCH_RATE)
+        self.match_rate = np.full(2, _FIRST_MATCH_RATE)
+        self.history: History = NOTHING
         self.counting = False
 
     @property
     def committed(self) -> tuple[Any, ...]:
         """What the kernels read, see ``kernels.Committed``."""
-        return self.tokens, self.n, self.matches, self._n_matches, self.match_rate
+        return (
+            self.tokens,
+            self.n,
+            self.matches,
+            self._n_matches,
+            self.match_rate,
+            self.history.tokens,
+        )
+
+    @property
+    def index(self) -> tuple[Any, ...]:
+        """See ``kernels.Index``."""
+        return self.heads, self.links, self.history.heads, self.history.links
 
     @property
     def n_matches(self) -> int:
@@ -64,19 +85,31 @@ class History:
     def n_matches(self, n: int) -> None:
         self._n_matches = n if self._use_matches else 0
 
-    def begin(self, tokens: Int32) -> None:
-        """Start from a prompt."""
+    def begin(self, tokens: Int32, history: History) -> None:
+        """Start from a prompt; the text before goes into its history."""
+        self.end(tokens)
+        self.history = history
         self.n = len(tokens)
         self.tokens[: self.n] = tokens
         self.heads.fill(-1)
         kernels.index_tokens(self.tokens, 0, self.n - 1, self.heads, self.links)
         self.n_matches = int(
             kernels.find_matches(
-                self.tokens, self.n, self.heads, self.links, self.matches[0], self.matches[1]
+                self.tokens, self.n, self.index, self.history.tokens, self.matches
             )
         )
-        self.match_rate[0] = _FIRST_MATCH_RATE
+        self.match_rate.fill(_FIRST_MATCH_RATE)
         self.counting = False
+
+    def end(self, following: Int32 = _NO_TOKENS) -> None:
+        """Put into the history what the text that follows does not begin with, and some tokens
+        in front of it by which it is found."""
+        n = min(self.n, len(following))
+        differ = np.flatnonzero(self.tokens[:n] != following[:n])
+        n_shared = int(differ[0]) if len(differ) else n
+        if n_shared < self.n:
+            self.history.add(self.tokens[max(0, n_shared - _LEAD) : self.n])
+        self.n = 0
 
 
 class Candidates:
@@ -156,22 +189,22 @@ class Candidates:
         kernels.recycle_rows(self.sources, nodes, self._stamp, self.by_rank)
 
     def learn(
-        self, history: History, draft: Draft, ids: Int32, values: Float32, emitted: Int32
+        self, text: RunningText, draft: Draft, ids: Int32, values: Float32, emitted: Int32
     ) -> None:
         """Calibrate, recycle the nodes and extend the sequence, see ``kernels.learn_step``."""
         self._stamp += 1
-        history.n_matches = int(
+        text.n_matches = int(
             kernels.learn_step(
                 self.sources,
-                history.committed,
-                (history.heads, history.links),
+                text.committed,
+                text.index,
                 (draft.token, draft.slot, draft.parent, draft.n, ids, values),
                 emitted,
-                (self._stamp, self.by_rank, history.counting, _MAX_TRIALS),
+                (self._stamp, self.by_rank, text.counting, _MAX_TRIALS),
             )
         )
-        history.n += len(emitted)
-        history.counting = True
+        text.n += len(emitted)
+        text.counting = True
 
     def to_arrays(self) -> dict[str, Any]:
         """What a file keeps beside the one-token rows; rows never seen cost nothing."""
@@ -196,12 +229,15 @@ class Candidates:
         """
         known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
         n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
+        n_cells = kernels.N_CELLS
+        if arrays.get("calibration", self.calibration).shape == (2, kernels.N_OWN_CELLS):
+            n_cells = kernels.N_OWN_CELLS  # a file from before there was a history
         for name, shape, dtype in (
             ("codes", (len(known), self.matrix.k), np.uint8),
             ("pair_keys", (n,), np.int64),
             ("pair_rows", (n, _PAIR_K), np.int32),
             ("pair_codes", (n, _PAIR_K), np.uint8),
-            ("calibration", self.calibration.shape, np.float64),
+            ("calibration", (2, n_cells), np.float64),
             ("rank_counts", self.rank_counts.shape, np.float64),
         ):
             array = arrays.get(name)
@@ -225,7 +261,7 @@ class Candidates:
         pair = np.stack((arrays["pair_keys"] >> 32, arrays["pair_keys"] & 0xFFFFFFFF))
         check_candidates(pair.astype(np.int64), n_vocab)
         self.codes[known] = arrays["codes"]
-        self.calibration[:] = calibration
+        self.calibration[:, :n_cells] = calibration
         self.rank_counts[:] = rank_counts
         if len(self.pair_keys):
             names = ("pair_keys", "pair_rows", "pair_codes")

@@ -1,16 +1,18 @@
 """Candidates of several sources, and the draft tree that is best for them.
 
 Sources of a node whose last two tokens are ``(a, b)``: the two-token row of ``(a, b)``, the
-one-token row of ``b``, and the matches: places in the text so far that follow the same tokens.
+one-token row of ``b``, and the matches: places in the text so far, or in the history of earlier
+texts, that follow the same tokens.
 Each candidate falls into a cell of the calibration by what the sources say of it::
 
     cell = (match class * N_CODES + two-token code) * N_CODES + one-token code
 
 The code of a row is 0 = there is no row, 1 = the row lacks the candidate, 2 to 9 = the stored
-probability, low to high. The match class is 0 = no match; 1 to 20 = the longest match, of equal
-ones the newest, goes on with it: 5 classes of its length at each of 4 levels of how often matches
-were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = every match goes on
-with something else, at level 0 or 1, 2, and 3.
+probability, low to high. The match class is 0 = no match; 1 to 20 = the first match (the longest,
+of equal ones the newest) goes on with it: 5 classes of its length at each of 4 levels of how often
+matches were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = every match
+goes on with something else, at level 0 or 1, 2, and 3. Where the first match lies in an earlier
+text, 26 to 45 and 46 to 48 stand for 1 to 20 and 23 to 25.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 
@@ -30,13 +32,25 @@ from edge_tr.kernels import CACHE
 Array = np.ndarray[Any, Any]
 
 N_CODES = 10
-N_CLASSES = 26
+N_CLASSES = 49
 N_CELLS = N_CLASSES * N_CODES * N_CODES
+N_OWN_CELLS = 26 * N_CODES * N_CODES
+"""Cells of the classes that know of no history; they come first."""
+
 MAX_CANDIDATES = 32
 """Room for the candidates of one node: two rows and the matches."""
 
 MAX_MATCHES = 8
 N_SOURCES = 3
+EARLIER = 1 << 30
+"""Places of matches from here on lie in the history."""
+
+_MAX_EARLIER = 4
+"""Matches in the history that are kept."""
+
+N_KEY = 4
+"""Least tokens that a match in the history agrees in."""
+
 _WAYS = 4
 
 _LONGEST_MATCH = 32
@@ -79,10 +93,11 @@ class Committed(NamedTuple):
     Attributes
     ----------
     tokens, n : int32[>= n]; the last of them is the root.
-    matches, n_matches : int32[2, MAX_MATCHES] from ``find_matches``: the position after each
-        match, and how many tokens agree.
-    match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
-        a path that follows the longest match.
+    matches, n_matches : int32[2, MAX_MATCHES] from ``find_matches``: the place after each match,
+        ``EARLIER`` added where it lies in the history, and how many tokens agree.
+    match_rate : float64[2]; share of the longest matches that were right, of late, in the text
+        itself and in the history. It rises along a path that follows such a match.
+    history : int32[> m], earlier texts; -1 stands behind each.
     """
 
     tokens: Array
@@ -90,6 +105,22 @@ class Committed(NamedTuple):
     matches: Array
     n_matches: int
     match_rate: Array
+    history: Array
+
+
+class Index(NamedTuple):
+    """Where the same tokens stand.
+
+    Attributes
+    ----------
+    heads, links : int32[2**m], int32[>= n] of the committed sequence, see ``index_tokens``.
+    history_heads, history_links : int32[2**m], int32[>= m], see ``index_history``.
+    """
+
+    heads: Array
+    links: Array
+    history_heads: Array
+    history_links: Array
 
 
 class Nodes(NamedTuple):
@@ -119,7 +150,7 @@ class Growing(NamedTuple):
     token, parent, depth, n_children : int32[size] of each node.
     chance : float32[size]; estimated probability of the path to it.
     matches, n_matches : int32[2, size, MAX_MATCHES] and int32[size]; matches that go on through it.
-    rate : float32[size]; ``match_rate`` behind it.
+    rate : float32[2, size]; ``match_rate`` behind it.
     heap_p, heap_item : float32 and int32[2, size * MAX_CANDIDATES]; paths that may come next, as a
         heap by probability: the token and the parent of each.
     next_token, cell, probability : int32, int32 and float32[MAX_CANDIDATES]; of one node.
@@ -147,7 +178,7 @@ def make_scratch(max_nodes: int) -> tuple[Array, ...]:
     size = max_nodes + 1
     n_heap = size * MAX_CANDIDATES  # each node is expanded once
     token, parent, depth, n_children, n_matches = np.zeros((5, size), dtype=np.int32)
-    chance, rate = np.zeros((2, size), dtype=np.float32)
+    chance = np.zeros(size, dtype=np.float32)
     next_token, cell = np.zeros((2, MAX_CANDIDATES), dtype=np.int32)
     scratch = Growing(
         token=token,
@@ -157,7 +188,7 @@ def make_scratch(max_nodes: int) -> tuple[Array, ...]:
         chance=chance,
         matches=np.zeros((2, size, MAX_MATCHES), dtype=np.int32),
         n_matches=n_matches,
-        rate=rate,
+        rate=np.zeros((2, size), dtype=np.float32),
         heap_p=np.zeros(n_heap, dtype=np.float32),
         heap_item=np.zeros((2, n_heap), dtype=np.int32),
         next_token=next_token,
@@ -188,7 +219,7 @@ def _probability_code(p: float) -> int:
 
 
 @njit(cache=CACHE, nogil=True)
-def _match_class(length: int, says_other: bool, level: int) -> int:
+def _match_class(length: int, says_other: bool, level: int, earlier: bool) -> int:
     if says_other:
         return 21 if length < 4 else 22
     by_length = 5
@@ -200,7 +231,7 @@ def _match_class(length: int, says_other: bool, level: int) -> int:
         by_length = 3
     elif length < 17:
         by_length = 4
-    return 5 * level + by_length
+    return 5 * level + by_length + (25 if earlier else 0)
 
 
 @njit(cache=CACHE, nogil=True)
@@ -213,9 +244,36 @@ def _match_level(rate: float) -> int:
     return 2 if rate < 0.95 else 3
 
 
-@njit(cache=CACHE, nogil=True)
-def _next_match_rate(rate: float, right: bool) -> float:
-    return rate + 0.2 * ((1.0 if right else 0.0) - rate)
+@njit(cache=CACHE, nogil=True, forceinline=True)
+def _follow_rates(rates: Array, place: Array, token: Array, n: int, chosen: int) -> None:
+    """Take note of whether the longest match of each kind was right."""
+    seen_own, seen_earlier = False, False
+    for m in range(n):
+        kind = 1 if place[m] >= EARLIER else 0
+        if (kind == 0 and not seen_own) or (kind == 1 and not seen_earlier):
+            rates[kind] += 0.2 * ((1.0 if token[m] == chosen else 0.0) - rates[kind])
+        seen_own = seen_own or kind == 0
+        seen_earlier = seen_earlier or kind == 1
+
+
+@njit(cache=CACHE, nogil=True, forceinline=True)
+def _follow_matches(
+    line: Committed, place: Array, length: Array, token: Array, n: int, chosen: int,
+    new_place: Array, new_length: Array,
+) -> int:  # fmt: skip
+    """Write the matches that go on with a token, one token further; how many they are. A match
+    ends with its text. The new arrays may be the old ones."""
+    kept = 0
+    for m in range(n):
+        if token[m] != chosen:
+            continue
+        i = place[m] + 1
+        if i >= EARLIER and line.history[i - EARLIER] < 0:
+            continue
+        new_place[kept] = i
+        new_length[kept] = min(_LONGEST_MATCH, length[m] + 1)
+        kept += 1
+    return kept
 
 
 @njit(cache=CACHE, nogil=True)
@@ -260,9 +318,9 @@ def _gather(
     a: int,
     b: int,
     match_token: Array,
-    match_length: Array,
+    match: Array,
     n_matches: int,
-    match_level: int,
+    rates: Array,
     tokens: Array,
     cells: Array,
 ) -> int:
@@ -299,9 +357,11 @@ def _gather(
             n += 1
         elif cells[i] % N_CODES == 1:  # a random row may hold a token twice: the first counts
             cells[i] += codes[b, j] - 1
+    earlier = n_matches > 0 and match[0, 0] >= EARLIER
+    match_level = _match_level(rates[1 if earlier else 0])
     for m in range(n_matches):
         t = match_token[m]
-        match_class = _match_class(match_length[m], t != match_token[0], match_level)
+        match_class = _match_class(match[1, m], t != match_token[0], match_level, earlier)
         i = 0
         while i < n and tokens[i] != t:
             i += 1
@@ -314,7 +374,7 @@ def _gather(
         if cells[i] < N_CODES * N_CODES:  # the longest match stands first
             cells[i] += match_class * N_CODES * N_CODES
     if n_matches > 0:
-        other_class = 22 + max(1, match_level)
+        other_class = (45 if earlier else 22) + max(1, match_level)
         for i in range(n):
             if cells[i] < N_CODES * N_CODES:
                 cells[i] += other_class * N_CODES * N_CODES
@@ -364,53 +424,137 @@ def index_tokens(tokens: Array, first: int, last: int, heads: Array, links: Arra
 
 
 @njit(cache=CACHE, nogil=True)
-def find_matches(
-    tokens: Array,
-    n: int,
-    heads: Array,
-    links: Array,
-    match_next: Array,
-    match_length: Array,
-) -> int:
-    """Earlier places that end with the same tokens as the sequence, at least two.
+def _history_key(tokens: Array, i: int, n_heads: int) -> int:
+    """Hash of the ``N_KEY`` tokens up to a place; -1 where a text begins among them."""
+    if i < N_KEY - 1:
+        return -1
+    key = np.int64(0)
+    for j in range(N_KEY):
+        t = tokens[i - j]
+        if t < 0:
+            return -1
+        key = (key * np.int64(1000003) + t) & np.int64(0x7FFFFFFFFFFF)
+    return int((key ^ (key >> 17)) & np.int64(n_heads - 1))
+
+
+@njit(cache=CACHE, nogil=True)
+def index_history(tokens: Array, first: int, last: int, heads: Array, links: Array) -> None:
+    """Enter the places ``first <= i < last`` of the history into its index.
 
     Parameters
     ----------
-    tokens, heads, links : as in ``index_tokens``; the last position is not indexed yet.
-    match_next : int32[MAX_MATCHES], written: position after each match.
-    match_length : int32[MAX_MATCHES], written: how many tokens agree, at most ``_LONGEST_MATCH``.
+    tokens : int32[n]; -1 stands behind each text.
+    heads : int32[2**m]; last place whose ``N_KEY`` tokens up to it have this hash, or -1; written.
+    links : int32[>= n]; the place before it in the same chain, or -1; written.
+    """
+    for i in range(first, last):
+        h = _history_key(tokens, i, heads.shape[0])
+        if h >= 0:
+            links[i] = heads[h]
+            heads[h] = i
+
+
+@njit(cache=CACHE, nogil=True)
+def _agreement(tokens: Array, n: int, other: Array, i: int) -> int:
+    """How many tokens up to place ``i`` are those at the end of a sequence of ``n``."""
+    length = 0
+    most = min(_LONGEST_MATCH, i + 1, n)
+    while length < most and other[i - length] == tokens[n - 1 - length]:
+        length += 1
+    return length
+
+
+@njit(cache=CACHE, nogil=True)
+def holds_text(tokens: Array, text: Array, heads: Array, links: Array) -> bool:
+    """Whether a text of at least ``N_KEY`` tokens stands in the history, as a part or whole; only
+    the latest places are looked at."""
+    n = text.shape[0]
+    h = _history_key(text, n - 1, heads.shape[0])
+    i = heads[h]
+    for _ in range(_N_PLACES):
+        if i < n - 1:
+            break
+        j = 0
+        while j < n and tokens[i - j] == text[n - 1 - j]:
+            j += 1
+        if j == n:
+            return True
+        i = links[i]
+    return False
+
+
+@njit(cache=CACHE, nogil=True, forceinline=True)
+def _keep_match(place: Array, length: Array, found: int, most: int, i: int, agreed: int) -> int:
+    """Enter a match among the ``found`` longest, behind equal ones; how many there are then."""
+    slot = found
+    if found >= most:
+        if length[most - 1] >= agreed:
+            return found
+        slot = most - 1
+    while slot > 0 and length[slot - 1] < agreed:
+        place[slot] = place[slot - 1]
+        length[slot] = length[slot - 1]
+        slot -= 1
+    place[slot] = i
+    length[slot] = agreed
+    return min(found + 1, most)
+
+
+@njit(cache=CACHE, nogil=True)
+def _find_earlier(
+    tokens: Array, n: int, index: Index, history: Array, matches: Array, found: int
+) -> int:
+    """Add the longest matches in the history to those in the text; how many there are then."""
+    h = _history_key(tokens, n - 1, index.history_heads.shape[0])
+    i = index.history_heads[h] if h >= 0 else -1
+    place, length = np.empty(_MAX_EARLIER, np.int32), np.empty(_MAX_EARLIER, np.int32)
+    n_earlier = 0
+    for _ in range(_N_PLACES):
+        if i < 0:
+            break
+        agreed = _agreement(tokens, n, history, i)
+        if agreed >= N_KEY and history[i + 1] >= 0:
+            n_earlier = _keep_match(
+                place, length, n_earlier, _MAX_EARLIER, i + 1 + EARLIER, agreed
+            )
+        i = index.history_links[i]
+    for m in range(n_earlier):
+        found = _keep_match(matches[0], matches[1], found, MAX_MATCHES, place[m], length[m])
+    return found
+
+
+@njit(cache=CACHE, nogil=True)
+def find_matches(tokens: Array, n: int, index: Any, history: Array, matches: Array) -> int:
+    """Earlier places that end with the same tokens as the sequence: at least two of them in the
+    sequence, at least ``N_KEY`` in the history.
+
+    Parameters
+    ----------
+    tokens : int32[>= n]; the last position is not indexed yet.
+    index : a tuple with the members of ``Index``.
+    history : see ``Committed``.
+    matches : int32[2, MAX_MATCHES], written: the place after each match, see ``Committed``, and
+        how many tokens agree, at most ``_LONGEST_MATCH``.
 
     Returns
     -------
-    Number of matches: the longest ones of the last ``_N_PLACES``, newer ones first among equals.
+    Number of matches: the longest ones of the last ``_N_PLACES`` of each kind, at most
+    ``_MAX_EARLIER`` of the history. Among equals the sequence's own stand first, newer ones first.
     """
     if n < 3:
         return 0
+    known = Index(*index)
     found = 0
-    h = (tokens[n - 2] * 31 + tokens[n - 1] * 2027) & (heads.shape[0] - 1)
-    i = heads[h]
+    h = (tokens[n - 2] * 31 + tokens[n - 1] * 2027) & (known.heads.shape[0] - 1)
+    i = known.heads[h]
     for _ in range(_N_PLACES):
         if i < 1:
             break
-        length = 0
-        while (
-            length < _LONGEST_MATCH
-            and i - length >= 0
-            and tokens[i - length] == tokens[n - 1 - length]
-        ):
-            length += 1
-        if length >= 2:
-            slot = found if found < MAX_MATCHES else MAX_MATCHES - 1
-            if found < MAX_MATCHES or match_length[slot] < length:
-                while slot > 0 and match_length[slot - 1] < length:
-                    match_next[slot] = match_next[slot - 1]
-                    match_length[slot] = match_length[slot - 1]
-                    slot -= 1
-                match_next[slot] = i + 1
-                match_length[slot] = length
-                found = min(found + 1, MAX_MATCHES)
-        i = links[i]
-    return found
+        agreed = _agreement(tokens, n, tokens, i)
+        if agreed >= 2:
+            found = _keep_match(matches[0], matches[1], found, MAX_MATCHES, i + 1, agreed)
+        i = known.links[i]
+    return int(_find_earlier(tokens, n, known, history, matches, found))
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
@@ -420,6 +564,9 @@ def _match_tokens(line: Committed, growing: Growing, node: int) -> int:
     n = growing.n_matches[node]
     for m in range(n):
         i = growing.matches[0, node, m]
+        if i >= EARLIER:
+            growing.match_token[m] = line.history[i - EARLIER]
+            continue
         if i < line.n:
             growing.match_token[m] = line.tokens[i]
             continue
@@ -473,7 +620,8 @@ def _plant(line: Committed, growing: Growing) -> None:
     """Make the last committed token the root."""
     growing.token[0], growing.parent[0], growing.depth[0] = line.tokens[line.n - 1], -1, 0
     growing.n_children[0] = 0
-    growing.chance[0], growing.rate[0] = 1.0, line.match_rate[0]
+    growing.chance[0] = 1.0
+    growing.rate[:, 0] = line.match_rate
     growing.n_matches[0] = line.n_matches
     growing.matches[:, 0, : line.n_matches] = line.matches[:, : line.n_matches]
 
@@ -492,9 +640,9 @@ def _push_children(
         before,
         growing.token[node],
         growing.match_token,
-        growing.matches[1, node],
+        growing.matches[:, node],
         n_matches,
-        _match_level(growing.rate[node]),
+        growing.rate[:, node],
         growing.next_token,
         growing.cell,
     )
@@ -529,17 +677,13 @@ def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
     _pop(growing.heap_p, growing.heap_item, n_heap)
     growing.n_children[up] += 1
     growing.n_children[n] = 0
-    growing.rate[n] = growing.rate[up]
+    growing.rate[:, n] = growing.rate[:, up]
     n_matches = _match_tokens(line, growing, up)
-    if n_matches > 0:
-        growing.rate[n] = _next_match_rate(growing.rate[up], growing.match_token[0] == token)
-    kept = 0
-    for m in range(n_matches):
-        if growing.match_token[m] == token:
-            growing.matches[0, n, kept] = growing.matches[0, up, m] + 1
-            growing.matches[1, n, kept] = min(_LONGEST_MATCH, growing.matches[1, up, m] + 1)
-            kept += 1
-    growing.n_matches[n] = kept
+    place, length = growing.matches[0], growing.matches[1]
+    _follow_rates(growing.rate[:, n], place[up], growing.match_token, n_matches, token)
+    growing.n_matches[n] = _follow_matches(
+        line, place[up], length[up], growing.match_token, n_matches, token, place[n], length[n]
+    )
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
@@ -681,19 +825,20 @@ def calibrate(sources: Sources, line: Committed, emitted: Array, limit: float) -
     line : ``match_rate`` is written.
     emitted : int32[n], the tokens that the step emitted after the root.
     """
-    match_next = line.matches[0].copy()
-    match_length = line.matches[1].copy()
+    match = line.matches.copy()
     match_token = np.empty(MAX_MATCHES, np.int32)
     tokens, cells = np.empty(MAX_CANDIDATES, np.int32), np.empty(MAX_CANDIDATES, np.int32)
-    n_matches = line.n_matches
+    n_matches, rates = line.n_matches, line.match_rate
     a = line.tokens[line.n - 2] if line.n > 1 else -1
     b = line.tokens[line.n - 1]
     for e in range(emitted.shape[0]):
         for m in range(n_matches):
-            i = match_next[m]
-            match_token[m] = line.tokens[i] if i < line.n else emitted[i - line.n]
-        level = _match_level(line.match_rate[0])
-        n = _gather(sources, a, b, match_token, match_length, n_matches, level, tokens, cells)
+            i = match[0, m]
+            if i >= EARLIER:
+                match_token[m] = line.history[i - EARLIER]
+            else:
+                match_token[m] = line.tokens[i] if i < line.n else emitted[i - line.n]
+        n = _gather(sources, a, b, match_token, match, n_matches, rates, tokens, cells)
         chosen = emitted[e]
         if sources.pair_keys.shape[0] > 0 and a >= 0:
             place = _find_pair(sources.pair_keys, a, b)
@@ -702,16 +847,10 @@ def calibrate(sources: Sources, line: Committed, emitted: Array, limit: float) -
         _count_ranks(sources.rank_counts, limit, 1, sources.rows[b], chosen)
         _count_ranks(sources.rank_counts, limit, 2, match_token[:n_matches], chosen)
         _count_cells(sources, tokens, cells, n, chosen, limit)
-        if n_matches > 0:
-            right = match_token[0] == chosen
-            line.match_rate[0] = _next_match_rate(line.match_rate[0], right)
-        kept = 0
-        for m in range(n_matches):
-            if match_token[m] == chosen:
-                match_next[kept] = match_next[m] + 1
-                match_length[kept] = min(_LONGEST_MATCH, match_length[m] + 1)
-                kept += 1
-        n_matches = kept
+        _follow_rates(rates, match[0], match_token, n_matches, chosen)
+        n_matches = _follow_matches(
+            line, match[0], match[1], match_token, n_matches, chosen, match[0], match[1]
+        )
         a, b = b, chosen
 
 
@@ -740,7 +879,7 @@ def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, 
     ----------
     sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (its ``tokens`` and
         ``matches`` are written) and ``Nodes`` (``before`` holds the parent of each node).
-    index : heads and links, see ``index_tokens``; written.
+    index : a tuple with the members of ``Index``; those of the sequence are written.
     emitted : int32[n], the tokens that the step emitted after the root.
     how : the stamp and ``by_rank`` of ``recycle_rows``; whether to calibrate, and the ``limit`` of
         ``calibrate``.
@@ -750,7 +889,7 @@ def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, 
     Number of matches of the extended sequence.
     """
     known, committed, tree = Sources(*sources), Committed(*line), Nodes(*nodes)
-    heads, links = index
+    places = Index(*index)
     stamp, by_rank, counting, limit = how
     if counting:
         calibrate(known, committed, emitted, limit)
@@ -764,6 +903,6 @@ def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, 
     n_emitted = emitted.shape[0]
     for i in range(n_emitted):
         tokens[n + i] = emitted[i]
-    index_tokens(tokens, n - 1, n + n_emitted - 1, heads, links)
-    matches = committed.matches
-    return int(find_matches(tokens, n + n_emitted, heads, links, matches[0], matches[1]))
+    index_tokens(tokens, n - 1, n + n_emitted - 1, places.heads, places.links)
+    n += n_emitted
+    return int(find_matches(tokens, n, places, committed.history, committed.matches))
