@@ -80,9 +80,7 @@ class Sources:
     def proposed(self, text: Sequence[int], matches: Sequence[Match]) -> Proposed:
         """What each match says."""
         return [
-            (self.history[i - EARLIER], length, True)
-            if i >= EARLIER
-            else (text[i], length, False)
+            (self.history[i - EARLIER], length, True) if i >= EARLIER else (text[i], length, False)
             for i, length in matches
         ]
 
@@ -270,8 +268,8 @@ def calibrate(
             count(hits, trials, cell, candidate == token)
         pair = sources.pair.get((before, line[-1]), [])
         single = sources.single.get(line[-1], [])
-        for source, row in enumerate((pair, single, proposed)):
-            for rank, (candidate, *_) in enumerate(row):
+        for source, row in enumerate((pair, single, [(t, 0) for t, _, _ in proposed])):
+            for rank, (candidate, _) in enumerate(row):
                 count(rank_counts[0][source], rank_counts[1][source], rank, candidate == token)
         rates = next_rates(rates, proposed, token)
         matches = sources.follow(whole, matches, token)

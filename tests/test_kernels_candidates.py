@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edge_tr.kernels import candidates as kernels
+from edge_tr.kernels import matches as match_kernels
 
 Array = np.ndarray[Any, Any]
 SEEDS = range(12)
@@ -120,34 +121,36 @@ class Index:
 
     def __init__(self, n_ctx: int, history: list[int]) -> None:
         self.history = np.array([*history, -1], dtype=np.int32)
-        self.index = kernels.Index(
+        self.index = match_kernels.Index(
             heads=np.full(1 << 14, -1, dtype=np.int32),
             links=np.full(n_ctx, -1, dtype=np.int32),
             history_heads=np.full(1 << 4, -1, dtype=np.int32),
             history_links=np.full(len(history), -1, dtype=np.int32),
         )
         heads, links = self.index.history_heads, self.index.history_links
-        kernels.index_history(self.history, 0, len(history), heads, links)
+        match_kernels.index_history(self.history, 0, len(history), heads, links)
         self.n = 0
 
     def matches(self, text: Array) -> list[naive.Match]:
-        kernels.index_tokens(text, self.n, len(text) - 1, self.index.heads, self.index.links)
-        self.n = len(text) - 1
-        found = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
-        n = kernels.find_matches(text, len(text), tuple(self.index), self.history, found)
-        return [(int(i), int(length)) for i, length in found[:, :n].T]
+        """Those of a text that begins with the one before."""
+        n = self.extend(text.copy(), text[self.n :])
+        return [(int(i), int(length)) for i, length in self.found[:, :n].T]
+
+    def extend(self, tokens: Array, new: Array) -> int:
+        n, self.n = self.n, self.n + len(new)
+        self.found = np.zeros((2, match_kernels.MAX_MATCHES), dtype=np.int32)
+        index = tuple(self.index)
+        return int(match_kernels.extend(tokens, n, new, index, self.history, self.found))
 
 
 def match_array(matches: list[naive.Match]) -> Array:
-    array = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+    array = np.zeros((2, match_kernels.MAX_MATCHES), dtype=np.int32)
     if matches:
         array[:, : len(matches)] = np.array(matches, dtype=np.int32).T
     return array
 
 
-def committed(
-    text: Array, matches: list[naive.Match], sources: naive.Sources
-) -> kernels.Committed:
+def committed(text: Array, matches: list[naive.Match], sources: naive.Sources) -> kernels.Committed:
     history = np.array([*sources.history, -1], dtype=np.int32)
     return kernels.Committed(
         text, len(text), match_array(matches), len(matches), np.array(sources.rates), history
@@ -252,7 +255,13 @@ def test_grow_tree_takes_the_most_probable_paths(seed: int, pairs: bool) -> None
 def test_a_grown_tree_is_in_bfs_order_and_has_no_twins(seed: int) -> None:
     learned = learn(seed)
     text = random_text(seed)
-    tree = grow(learned, text, naive.find_all(text.tolist(), learned.naive.history), max_nodes=40, max_depth=6)
+    tree = grow(
+        learned,
+        text,
+        naive.find_all(text.tolist(), learned.naive.history),
+        max_nodes=40,
+        max_depth=6,
+    )
     assert tree.token[0] == text[-1]
     assert tree.parent[0] == -1
     assert all(parent < node for node, parent in enumerate(tree.parent))
@@ -337,7 +346,9 @@ def test_find_matches(seed: int, earlier: bool) -> None:
 
 def test_matches_agree_in_32_tokens_at_most() -> None:
     text = np.tile(np.arange(2, dtype=np.int32), 60)
-    assert Index(120, []).matches(text) == [(118 - 2 * i, 32) for i in range(kernels.MAX_MATCHES)]
+    assert Index(120, []).matches(text) == [
+        (118 - 2 * i, 32) for i in range(match_kernels.MAX_MATCHES)
+    ]
 
 
 def random_nodes(seed: int, k: int, n: int = 7, n_vocab: int = 6) -> kernels.Nodes:
@@ -464,7 +475,7 @@ def test_stored_probabilities(values: list[float], codes: list[int]) -> None:
 
 @pytest.mark.parametrize("counting", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> None:
+def test_learning_from_a_step_is_its_two_parts(seed: int, counting: bool) -> None:
     rng = np.random.default_rng(seed)
     text = np.zeros(90, dtype=np.int32)
     text[:60] = random_text(seed)
@@ -480,25 +491,20 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
         ids = np.arange(5 * k, dtype=np.int32).reshape(5, k) % 6
         values = -np.arange(5 * k, dtype=np.float32).reshape(5, k)
         nodes = kernels.Nodes(token, slot, parent if in_one else before, 5, ids, values)
-        index = Index(90, learned.naive.history)
-        tokens = text.copy()
-        found = match_array(index.matches(tokens[:60]))
-        n = len(naive.find_all(text[:60].tolist(), learned.naive.history))
-        rates = np.array(learned.naive.rates)
-        line = kernels.Committed(tokens, 60, found, n, rates, index.history)
+        found = naive.find_all(text[:60].tolist(), learned.naive.history)
+        line = committed(text, found, learned.naive)._replace(n=60)
         if in_one:
             how = (1, False, counting, 50.0)
-            places = tuple(index.index)
-            n = kernels.learn_step(
-                learned.arrays, tuple(line), places, tuple(nodes), emitted, how
-            )
+            kernels.learn_step(learned.arrays, tuple(line), tuple(nodes), emitted, how)
         else:
             if counting:
                 kernels.calibrate(learned.sources, line, emitted, 50.0)
             kernels.recycle_rows(learned.arrays, tuple(nodes), 1, False)
-            tokens[60:63] = emitted
-            again = index.matches(tokens[:63])
-            n, found = len(again), match_array(again)
-        results.append([*learned.arrays, rates, tokens, found[:, :n], index.index.links])
+        results.append([*learned.arrays, line.match_rate])
     for one, parts in zip(*results, strict=True):
         np.testing.assert_array_equal(one, parts)
+
+
+def test_both_files_of_kernels_have_the_same_constants() -> None:
+    for name in ("MAX_MATCHES", "EARLIER", "LONGEST_MATCH"):
+        assert getattr(kernels, name) == getattr(match_kernels, name)

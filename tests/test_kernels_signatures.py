@@ -23,7 +23,7 @@ from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.decode.decoder import Decoder
-from edge_tr.kernels import candidates, topk, tree
+from edge_tr.kernels import candidates, matches, topk, tree
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.history import History
 from samplers import TemperatureSampler
@@ -55,7 +55,7 @@ for n_pairs in (0, 1 << 10):
 TopK(8, 3)(np.zeros((5, 1 << 18), dtype=np.float32))
 kernels = {
     name: value
-    for module in (candidates, topk, tree)
+    for module in (candidates, matches, topk, tree)
     for name, value in vars(module).items()
     if hasattr(value, "signatures")
 }
@@ -67,7 +67,7 @@ print(json.dumps({name: [str(s) for s in kernel.signatures] for name, kernel in 
 CALLED = [
     *("topk_rows", "fill_tree", "plan_batch", "fill_batch", "walk_greedy", "find_child"),
     *("recycle", "grow_tree", "learn_step", "recycle_rows", "insert_pairs"),
-    *("index_tokens", "find_matches", "index_history", "holds_text"),
+    *("extend", "index_history", "holds_text"),
 ]
 
 pytestmark = pytest.mark.skipif(

@@ -14,6 +14,7 @@ from edge_tr.drafts.prior import prior
 from edge_tr.drafts.template import MAX_K
 from edge_tr.errors import ConfigError
 from edge_tr.kernels import candidates as kernels
+from edge_tr.kernels import matches
 from edge_tr.target import Float32, Int32
 
 _PAIR_K = 4
@@ -41,7 +42,7 @@ class RunningText:
     Attributes
     ----------
     tokens, n : int32[capacity], and how many of them there are.
-    matches, n_matches : int32[2, MAX_MATCHES]; see ``kernels.find_matches``.
+    matches, n_matches : int32[2, MAX_MATCHES]; see ``matches.extend``.
     match_rate : float64[2]; share of the longest matches that were right, of late.
     history : earlier texts; each text goes there when the next one begins.
     counting : whether the next step is one to calibrate with. The token after a prompt is not:
@@ -73,33 +74,27 @@ class RunningText:
         )
 
     @property
-    def index(self) -> tuple[Any, ...]:
-        """See ``kernels.Index``."""
-        return self.heads, self.links, self.history.heads, self.history.links
-
-    @property
     def n_matches(self) -> int:
         return self._n_matches
-
-    @n_matches.setter
-    def n_matches(self, n: int) -> None:
-        self._n_matches = n if self._use_matches else 0
 
     def begin(self, tokens: Int32, history: History) -> None:
         """Start from a prompt; the text before goes into its history."""
         self.end(tokens)
         self.history = history
-        self.n = len(tokens)
-        self.tokens[: self.n] = tokens
+        self.n = 0
         self.heads.fill(-1)
-        kernels.index_tokens(self.tokens, 0, self.n - 1, self.heads, self.links)
-        self.n_matches = int(
-            kernels.find_matches(
-                self.tokens, self.n, self.index, self.history.tokens, self.matches
-            )
-        )
+        self.extend(tokens)
         self.match_rate.fill(_FIRST_MATCH_RATE)
         self.counting = False
+
+    def extend(self, tokens: Int32) -> None:
+        """Add the tokens that follow, int32[n], and look for matches."""
+        index = self.heads, self.links, self.history.heads, self.history.links
+        n_matches = matches.extend(
+            self.tokens, self.n, tokens, index, self.history.tokens, self.matches
+        )
+        self.n += len(tokens)
+        self._n_matches = int(n_matches) if self._use_matches else 0
 
     def end(self, following: Int32 = _NO_TOKENS) -> None:
         """Put into the history what the text that follows does not begin with, and some tokens
@@ -109,7 +104,6 @@ class RunningText:
         n_shared = int(differ[0]) if len(differ) else n
         if n_shared < self.n:
             self.history.add(self.tokens[max(0, n_shared - _LEAD) : self.n])
-        self.n = 0
 
 
 class Candidates:
@@ -193,17 +187,14 @@ class Candidates:
     ) -> None:
         """Calibrate, recycle the nodes and extend the sequence, see ``kernels.learn_step``."""
         self._stamp += 1
-        text.n_matches = int(
-            kernels.learn_step(
-                self.sources,
-                text.committed,
-                text.index,
-                (draft.token, draft.slot, draft.parent, draft.n, ids, values),
-                emitted,
-                (self._stamp, self.by_rank, text.counting, _MAX_TRIALS),
-            )
+        kernels.learn_step(
+            self.sources,
+            text.committed,
+            (draft.token, draft.slot, draft.parent, draft.n, ids, values),
+            emitted,
+            (self._stamp, self.by_rank, text.counting, _MAX_TRIALS),
         )
-        text.n += len(emitted)
+        text.extend(emitted)
         text.counting = True
 
     def to_arrays(self) -> dict[str, Any]:

@@ -7,11 +7,8 @@ from typing import Any
 import numpy as np
 
 from edge_tr.errors import ConfigError
-from edge_tr.kernels import candidates as kernels
+from edge_tr.kernels import matches
 from edge_tr.target import Int32
-
-MOST_TOKENS = 1 << 20
-"""Tokens that are kept by default."""
 
 _SHORTEST = 8
 """Shorter texts are not kept."""
@@ -39,11 +36,11 @@ class History:
     ConfigError : a capacity that is not allowed.
     """
 
-    def __init__(self, capacity: int = MOST_TOKENS) -> None:
-        if not 0 <= capacity < kernels.EARLIER:
+    def __init__(self, capacity: int) -> None:
+        if not 0 <= capacity < matches.EARLIER:
             raise ConfigError(
                 f"a history of {capacity} tokens is not allowed; it must be 0 to "
-                f"{kernels.EARLIER - 1}"
+                f"{matches.EARLIER - 1}"
             )
         self.capacity = capacity
         self.tokens: Int32 = np.zeros(capacity + 1, dtype=np.int32)
@@ -72,7 +69,7 @@ class History:
         self.tokens[start : self.n - 1] = text
         self.tokens[self.n - 1] = -1
         self.n_texts += 1
-        kernels.index_history(self.tokens, start, self.n, self.heads, self.links)
+        matches.index_history(self.tokens, start, self.n, self.heads, self.links)
 
     def clear(self) -> None:
         """Forget every text."""
@@ -80,7 +77,7 @@ class History:
         self.heads.fill(-1)
 
     def _holds(self, text: Int32) -> bool:
-        return bool(kernels.holds_text(self.tokens, text, self.heads, self.links))
+        return bool(matches.holds_text(self.tokens, text, self.heads, self.links))
 
     def _drop_oldest(self) -> None:
         """Drop whole texts from the front until half of the capacity is free."""
@@ -90,7 +87,7 @@ class History:
         self.n -= cut
         self.n_texts = int((ends > cut).sum())
         self.heads.fill(-1)
-        kernels.index_history(self.tokens, 0, self.n, self.heads, self.links)
+        matches.index_history(self.tokens, 0, self.n, self.heads, self.links)
 
     def texts(self) -> Int32:
         """int32[n], a copy of all tokens, oldest text first, -1 behind each."""
@@ -114,7 +111,7 @@ class History:
         self.n = len(tokens)
         self.tokens[: self.n] = tokens
         self.n_texts = int((tokens < 0).sum())
-        kernels.index_history(self.tokens, 0, self.n, self.heads, self.links)
+        matches.index_history(self.tokens, 0, self.n, self.heads, self.links)
 
 
 NOTHING: Any = History(0)

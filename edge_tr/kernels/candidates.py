@@ -43,21 +43,10 @@ MAX_CANDIDATES = 32
 MAX_MATCHES = 8
 N_SOURCES = 3
 EARLIER = 1 << 30
-"""Places of matches from here on lie in the history."""
-
-_MAX_EARLIER = 4
-"""Matches in the history that are kept."""
-
-N_KEY = 4
-"""Least tokens that a match in the history agrees in."""
-
 _WAYS = 4
 
-_LONGEST_MATCH = 32
-"""Tokens of a match that are counted."""
-
-_N_PLACES = 64
-"""Latest places that are looked at for matches."""
+LONGEST_MATCH = 32
+"""These three are those of ``matches``; a constant of another file would get stale in the cache."""
 
 _LEAST_CHANCE = 1e-4
 """A path less probable is not followed further."""
@@ -93,7 +82,7 @@ class Committed(NamedTuple):
     Attributes
     ----------
     tokens, n : int32[>= n]; the last of them is the root.
-    matches, n_matches : int32[2, MAX_MATCHES] from ``find_matches``: the place after each match,
+    matches, n_matches : int32[2, MAX_MATCHES] from ``matches.extend``: the place after each match,
         ``EARLIER`` added where it lies in the history, and how many tokens agree.
     match_rate : float64[2]; share of the longest matches that were right, of late, in the text
         itself and in the history. It rises along a path that follows such a match.
@@ -106,21 +95,6 @@ class Committed(NamedTuple):
     n_matches: int
     match_rate: Array
     history: Array
-
-
-class Index(NamedTuple):
-    """Where the same tokens stand.
-
-    Attributes
-    ----------
-    heads, links : int32[2**m], int32[>= n] of the committed sequence, see ``index_tokens``.
-    history_heads, history_links : int32[2**m], int32[>= m], see ``index_history``.
-    """
-
-    heads: Array
-    links: Array
-    history_heads: Array
-    history_links: Array
 
 
 class Nodes(NamedTuple):
@@ -271,7 +245,7 @@ def _follow_matches(
         if i >= EARLIER and line.history[i - EARLIER] < 0:
             continue
         new_place[kept] = i
-        new_length[kept] = min(_LONGEST_MATCH, length[m] + 1)
+        new_length[kept] = min(LONGEST_MATCH, length[m] + 1)
         kept += 1
     return kept
 
@@ -405,156 +379,6 @@ def _count_ranks(counts: Array, limit: float, source: int, row: Array, chosen: i
         if counts[1, source, rank] > limit:
             counts[0, source, rank] *= 0.5
             counts[1, source, rank] *= 0.5
-
-
-@njit(cache=CACHE, nogil=True)
-def index_tokens(tokens: Array, first: int, last: int, heads: Array, links: Array) -> None:
-    """Enter the positions ``first <= i < last`` of a sequence into the match index.
-
-    Parameters
-    ----------
-    tokens : int32[n], the committed sequence.
-    heads : int32[2**m]; last position whose two tokens up to it have this hash, or -1.
-    links : int32[>= n]; the position before it in the same chain, or -1.
-    """
-    for i in range(max(first, 1), last):
-        h = (tokens[i - 1] * 31 + tokens[i] * 2027) & (heads.shape[0] - 1)
-        links[i] = heads[h]
-        heads[h] = i
-
-
-@njit(cache=CACHE, nogil=True)
-def _history_key(tokens: Array, i: int, n_heads: int) -> int:
-    """Hash of the ``N_KEY`` tokens up to a place; -1 where a text begins among them."""
-    if i < N_KEY - 1:
-        return -1
-    key = np.int64(0)
-    for j in range(N_KEY):
-        t = tokens[i - j]
-        if t < 0:
-            return -1
-        key = (key * np.int64(1000003) + t) & np.int64(0x7FFFFFFFFFFF)
-    return int((key ^ (key >> 17)) & np.int64(n_heads - 1))
-
-
-@njit(cache=CACHE, nogil=True)
-def index_history(tokens: Array, first: int, last: int, heads: Array, links: Array) -> None:
-    """Enter the places ``first <= i < last`` of the history into its index.
-
-    Parameters
-    ----------
-    tokens : int32[n]; -1 stands behind each text.
-    heads : int32[2**m]; last place whose ``N_KEY`` tokens up to it have this hash, or -1; written.
-    links : int32[>= n]; the place before it in the same chain, or -1; written.
-    """
-    for i in range(first, last):
-        h = _history_key(tokens, i, heads.shape[0])
-        if h >= 0:
-            links[i] = heads[h]
-            heads[h] = i
-
-
-@njit(cache=CACHE, nogil=True)
-def _agreement(tokens: Array, n: int, other: Array, i: int) -> int:
-    """How many tokens up to place ``i`` are those at the end of a sequence of ``n``."""
-    length = 0
-    most = min(_LONGEST_MATCH, i + 1, n)
-    while length < most and other[i - length] == tokens[n - 1 - length]:
-        length += 1
-    return length
-
-
-@njit(cache=CACHE, nogil=True)
-def holds_text(tokens: Array, text: Array, heads: Array, links: Array) -> bool:
-    """Whether a text of at least ``N_KEY`` tokens stands in the history, as a part or whole; only
-    the latest places are looked at."""
-    n = text.shape[0]
-    h = _history_key(text, n - 1, heads.shape[0])
-    i = heads[h]
-    for _ in range(_N_PLACES):
-        if i < n - 1:
-            break
-        j = 0
-        while j < n and tokens[i - j] == text[n - 1 - j]:
-            j += 1
-        if j == n:
-            return True
-        i = links[i]
-    return False
-
-
-@njit(cache=CACHE, nogil=True, forceinline=True)
-def _keep_match(place: Array, length: Array, found: int, most: int, i: int, agreed: int) -> int:
-    """Enter a match among the ``found`` longest, behind equal ones; how many there are then."""
-    slot = found
-    if found >= most:
-        if length[most - 1] >= agreed:
-            return found
-        slot = most - 1
-    while slot > 0 and length[slot - 1] < agreed:
-        place[slot] = place[slot - 1]
-        length[slot] = length[slot - 1]
-        slot -= 1
-    place[slot] = i
-    length[slot] = agreed
-    return min(found + 1, most)
-
-
-@njit(cache=CACHE, nogil=True)
-def _find_earlier(
-    tokens: Array, n: int, index: Index, history: Array, matches: Array, found: int
-) -> int:
-    """Add the longest matches in the history to those in the text; how many there are then."""
-    h = _history_key(tokens, n - 1, index.history_heads.shape[0])
-    i = index.history_heads[h] if h >= 0 else -1
-    place, length = np.empty(_MAX_EARLIER, np.int32), np.empty(_MAX_EARLIER, np.int32)
-    n_earlier = 0
-    for _ in range(_N_PLACES):
-        if i < 0:
-            break
-        agreed = _agreement(tokens, n, history, i)
-        if agreed >= N_KEY and history[i + 1] >= 0:
-            n_earlier = _keep_match(
-                place, length, n_earlier, _MAX_EARLIER, i + 1 + EARLIER, agreed
-            )
-        i = index.history_links[i]
-    for m in range(n_earlier):
-        found = _keep_match(matches[0], matches[1], found, MAX_MATCHES, place[m], length[m])
-    return found
-
-
-@njit(cache=CACHE, nogil=True)
-def find_matches(tokens: Array, n: int, index: Any, history: Array, matches: Array) -> int:
-    """Earlier places that end with the same tokens as the sequence: at least two of them in the
-    sequence, at least ``N_KEY`` in the history.
-
-    Parameters
-    ----------
-    tokens : int32[>= n]; the last position is not indexed yet.
-    index : a tuple with the members of ``Index``.
-    history : see ``Committed``.
-    matches : int32[2, MAX_MATCHES], written: the place after each match, see ``Committed``, and
-        how many tokens agree, at most ``_LONGEST_MATCH``.
-
-    Returns
-    -------
-    Number of matches: the longest ones of the last ``_N_PLACES`` of each kind, at most
-    ``_MAX_EARLIER`` of the history. Among equals the sequence's own stand first, newer ones first.
-    """
-    if n < 3:
-        return 0
-    known = Index(*index)
-    found = 0
-    h = (tokens[n - 2] * 31 + tokens[n - 1] * 2027) & (known.heads.shape[0] - 1)
-    i = known.heads[h]
-    for _ in range(_N_PLACES):
-        if i < 1:
-            break
-        agreed = _agreement(tokens, n, tokens, i)
-        if agreed >= 2:
-            found = _keep_match(matches[0], matches[1], found, MAX_MATCHES, i + 1, agreed)
-        i = known.links[i]
-    return int(_find_earlier(tokens, n, known, history, matches, found))
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
@@ -872,37 +696,24 @@ def insert_pairs(sources: Any, new_keys: Array, new_rows: Array, new_codes: Arra
 
 
 @njit(cache=CACHE, nogil=True)
-def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, how: Any) -> int:
-    """All that follows a verify step, in one call: calibrate, recycle, extend the sequence, match.
+def learn_step(sources: Any, line: Any, nodes: Any, emitted: Array, how: Any) -> None:
+    """What is learned from a verify step, in one call: calibrate, and recycle.
 
     Parameters
     ----------
-    sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (its ``tokens`` and
-        ``matches`` are written) and ``Nodes`` (``before`` holds the parent of each node).
-    index : a tuple with the members of ``Index``; those of the sequence are written.
+    sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (before the step;
+        its ``match_rate`` is written) and ``Nodes`` (``before`` holds the parent of each node).
     emitted : int32[n], the tokens that the step emitted after the root.
     how : the stamp and ``by_rank`` of ``recycle_rows``; whether to calibrate, and the ``limit`` of
         ``calibrate``.
-
-    Returns
-    -------
-    Number of matches of the extended sequence.
     """
     known, committed, tree = Sources(*sources), Committed(*line), Nodes(*nodes)
-    places = Index(*index)
     stamp, by_rank, counting, limit = how
     if counting:
         calibrate(known, committed, emitted, limit)
-    tokens, n = committed.tokens, committed.n
     before = np.empty(tree.n, np.int32)
-    before[0] = tokens[n - 2] if n > 1 else -1
+    before[0] = committed.tokens[committed.n - 2] if committed.n > 1 else -1
     for i in range(1, tree.n):
         before[i] = tree.token[tree.before[i]]
     after = Nodes(tree.token, tree.slot, before, tree.n, tree.ids, tree.values)
     _write_rows(known, after, stamp, by_rank)
-    n_emitted = emitted.shape[0]
-    for i in range(n_emitted):
-        tokens[n + i] = emitted[i]
-    index_tokens(tokens, n - 1, n + n_emitted - 1, places.heads, places.links)
-    n += n_emitted
-    return int(find_matches(tokens, n, places, committed.history, committed.matches))
