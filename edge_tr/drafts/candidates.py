@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,9 @@ from edge_tr.target import Float32, Int32
 _PAIR_K = 4
 _MAX_TRIALS = 500.0
 """Trials of a calibration cell after which its counts are halved, so that old ones fade."""
+
+_TEMPERATURES = (0.0, 0.7)
+"""Highest temperature of all calibrations but the last."""
 
 _NO_TOKENS: Int32 = np.zeros(0, dtype=np.int32)
 
@@ -121,8 +125,10 @@ class Candidates:
     codes : uint8[n_vocab, k]; stored probability of each candidate, see the kernel.
     pair_keys, pair_stamps, pair_rows, pair_codes : int64, int64[n_pairs], int32 and
         uint8[n_pairs, 4]. 36 bytes a row, 4.5 MiB at 2**17 rows.
-    calibration : float64[2, N_CELLS]; how often the candidates of each cell were seen on the
-        accepted path as the model's choice, and how often they were seen at all.
+    calibrations : float64[3, 2, N_CELLS]; how often the candidates of each cell were seen on the
+        accepted path as the model's choice, and how often they were seen at all: where the most
+        probable token is taken, where it is drawn at a temperature of at most 0.7, and above.
+    calibration : the one of them in use.
     rank_counts : float64[2, N_SOURCES, 16]; the same for each rank of the two-token rows, the
         one-token rows and the matches, drafted or not.
 
@@ -145,7 +151,8 @@ class Candidates:
         self.pair_stamps = np.zeros(n_pairs, dtype=np.int64)
         self.pair_rows: Int32 = np.full((n_pairs, _PAIR_K), -1, dtype=np.int32)
         self.pair_codes = np.zeros((n_pairs, _PAIR_K), dtype=np.uint8)
-        self.calibration = prior()
+        self.calibrations = np.stack([prior()] * (len(_TEMPERATURES) + 1))
+        self.calibration = self.calibrations[0]
         self.rank_counts = np.zeros((2, kernels.N_SOURCES, MAX_K))
         self._stamp = 0
 
@@ -167,7 +174,11 @@ class Candidates:
     def n_bytes(self) -> int:
         """Memory beside the one-token matrix."""
         rows = (self.codes, self.pair_keys, self.pair_stamps, self.pair_rows, self.pair_codes)
-        return sum(array.nbytes for array in (*rows, self.calibration, self.rank_counts))
+        return sum(array.nbytes for array in (*rows, self.calibrations, self.rank_counts))
+
+    def use_temperature(self, temperature: float) -> None:
+        """Take the calibration of texts that are drawn at this temperature."""
+        self.calibration = self.calibrations[bisect_left(_TEMPERATURES, temperature)]
 
     def recycle(self, token: Int32, before: Int32, ids: Int32, values: Float32) -> None:
         """Overwrite the rows of neighbouring tokens, see ``kernels.recycle_rows``.
@@ -207,7 +218,8 @@ class Candidates:
             "pair_keys": self.pair_keys[seen],
             "pair_rows": self.pair_rows[seen],
             "pair_codes": self.pair_codes[seen],
-            "calibration": self.calibration,
+            "calibration": self.calibrations[0],
+            "calibration_drawn": self.calibrations[1:],
             "rank_counts": self.rank_counts,
         }
 
@@ -218,31 +230,28 @@ class Candidates:
         ------
         ConfigError : arrays of another shape, or with values that are not allowed.
         """
+        arrays = {"calibration_drawn": np.stack([prior()] * len(_TEMPERATURES)), **arrays}
+        n_own = kernels.N_OWN_CELLS
+        if "calibration" in arrays and arrays["calibration"].shape == (2, n_own):
+            more = prior()[:, n_own:]  # a file from before there was a history
+            arrays["calibration"] = np.concatenate((arrays["calibration"], more), axis=1)
         known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
         n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
-        n_cells = kernels.N_CELLS
-        if arrays.get("calibration", self.calibration).shape == (2, kernels.N_OWN_CELLS):
-            n_cells = kernels.N_OWN_CELLS  # a file from before there was a history
         for name, shape, dtype in (
             ("codes", (len(known), self.matrix.k), np.uint8),
             ("pair_keys", (n,), np.int64),
             ("pair_rows", (n, _PAIR_K), np.int32),
             ("pair_codes", (n, _PAIR_K), np.uint8),
-            ("calibration", (2, n_cells), np.float64),
+            ("calibration", self.calibrations[0].shape, np.float64),
+            ("calibration_drawn", self.calibrations[1:].shape, np.float64),
             ("rank_counts", self.rank_counts.shape, np.float64),
         ):
             array = arrays.get(name)
             if array is None or array.shape != shape or array.dtype != dtype:
                 raise ConfigError(f"the saved array {name} is not {np.dtype(dtype)}{list(shape)}")
-        hits, trials = calibration = arrays["calibration"]
-        rank_counts = arrays["rank_counts"]
-        if not (
-            np.isfinite(calibration).all()
-            and np.isfinite(rank_counts).all()
-            and (trials > 0).all()
-            and (hits >= 0).all()
-            and (rank_counts >= 0).all()
-        ):
+        calibrations = np.stack((arrays["calibration"], *arrays["calibration_drawn"]))
+        counts = np.concatenate((calibrations.ravel(), arrays["rank_counts"].ravel()))
+        if not (np.isfinite(counts).all() and (counts >= 0).all() and calibrations[:, 1].all()):
             raise ConfigError("the saved calibration holds counts that are not allowed")
         for name in ("codes", "pair_codes"):
             if (arrays[name] >= kernels.N_CODES).any():
@@ -252,8 +261,8 @@ class Candidates:
         pair = np.stack((arrays["pair_keys"] >> 32, arrays["pair_keys"] & 0xFFFFFFFF))
         check_candidates(pair.astype(np.int64), n_vocab)
         self.codes[known] = arrays["codes"]
-        self.calibration[:, :n_cells] = calibration
-        self.rank_counts[:] = rank_counts
+        self.calibrations[:] = calibrations
+        self.rank_counts[:] = arrays["rank_counts"]
         if len(self.pair_keys):
             names = ("pair_keys", "pair_rows", "pair_codes")
             kernels.insert_pairs(self.sources, *(arrays[name] for name in names))

@@ -166,8 +166,9 @@ class GrownTreeDrafter:
         before[1:] = tokens[:-1]
         self.candidates.recycle(tokens, before, ids, values)
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self._text.begin(tokens, self.history)
+        self.candidates.use_temperature(temperature)
         self._forget(1.0)
         self._reach = 0
         if self._costs is not None:

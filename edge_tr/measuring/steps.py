@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import perf_counter
 
 import numpy as np
@@ -142,7 +142,7 @@ def measure_behind(
 def _steady_sample(
     meter: _Meter,
     n_past: int,
-    widths: Sequence[int],
+    widths: list[int],
     seconds: float,
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[int, int], list[float]], bool]:
