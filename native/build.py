@@ -27,9 +27,17 @@ from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
 from edge_tr.machine import isa  # noqa: E402
 from edge_tr.machine.build_child import WIDTHS  # noqa: E402
-from native.source import PACKAGE, add_kernels, fetch, kernels_identity  # noqa: E402
+from native.source import (  # noqa: E402
+    PACKAGE,
+    add_kernels,
+    add_variants,
+    fetch,
+    kernels_identity,
+    variants_identity,
+)
 
 PRESETS: dict[str, dict[str, Any]] = json.loads((ROOT / "native" / "presets.json").read_text())
+CPU_VARIANTS = "sse42;haswell;alderlake;skylakex;cascadelake;zen4;sapphirerapids"
 MIN_FREE_BYTES = 3 * 2**30
 _COMPILER_HELP = (
     "install one (Debian and Ubuntu: apt install build-essential; Fedora: dnf install gcc-c++ make;"
@@ -47,6 +55,8 @@ class Plan(NamedTuple):
     """``wheels/<key>`` in the cache directory; the key changes with all that changes the wheel."""
     kernels: bool = True
     """Whether our kernels are compiled in."""
+    variants: bool = False
+    """Whether the CPU back end lies in one library for each generation of processors."""
 
     def wheel(self) -> Path | None:
         """The finished wheel, if there is one."""
@@ -93,9 +103,7 @@ def _set_flags(sets: str, compiler: str | None) -> list[str]:
         found = isa.probe()
         usable = [name for name, status in found.items() if status.usable]
         return isa.cmake_flags(found, [n for n in usable if not compiler or _accepts(compiler, n)])
-    if not isa.is_x86():
-        return ["-DGGML_NATIVE=OFF"]
-    return isa.cmake_flags({"sse42": isa.SetStatus("sse42", True, True)})
+    return ["-DGGML_NATIVE=OFF", *([f"-DEDGE_TR_CPU_VARIANTS={CPU_VARIANTS}"] * isa.is_x86())]
 
 
 def _cuda_flags(arch: str | None) -> list[str]:
@@ -134,9 +142,11 @@ def make_plan(preset: str, cuda_arch: str | None = None, published: bool = False
     version = pinned_version()
     kernels = not published and bool(entry.get("kernels", True))
     parts = [version, flags, sysconfig.get_platform(), compiler_version]
-    identity = json.dumps([*parts, kernels_identity()] if kernels else parts)
+    variants = entry["sets"] == "variants"
+    parts += [kernels_identity()] * kernels + [variants_identity()] * variants
+    identity = json.dumps(parts)
     key = f"{version}-{preset}-{hashlib.sha256(identity.encode()).hexdigest()[:12]}"
-    return Plan(preset, version, tuple(flags), cache_dir() / "wheels" / key, kernels)
+    return Plan(preset, version, tuple(flags), cache_dir() / "wheels" / key, kernels, variants)
 
 
 def build(plan: Plan) -> Path:
@@ -187,6 +197,8 @@ def _run_pip(plan: Plan, work: Path) -> Path:
         "CMAKE_BUILD_PARALLEL_LEVEL": os.environ.get("CMAKE_BUILD_PARALLEL_LEVEL", jobs),
         "PYTHONUNBUFFERED": "1",
     }
+    if plan.variants:  # a second build takes what ccache, where it is installed, has kept
+        environment |= {"CCACHE_BASEDIR": str(work), "CCACHE_NOHASHDIR": "1"}
     if sys.platform != "win32":  # there the path would grow too long for the compiler
         environment["TMPDIR"] = str(work)
     print(
@@ -205,6 +217,8 @@ def _run_pip(plan: Plan, work: Path) -> Path:
     folder = fetch(plan.version, archive, run)
     if plan.kernels:
         add_kernels(folder, plan.version)
+    if plan.variants:
+        add_variants(folder, plan.version)
     pip = [sys.executable, "-m", "pip", "wheel", "-v", "--no-cache-dir", "--no-deps"]
     run([*pip, "--wheel-dir", str(work), str(folder)])
     built = next(work.glob("*.whl"), None)

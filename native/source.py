@@ -14,7 +14,8 @@ from edge_tr.errors import NativeBuildError
 from edge_tr.files.paths import cache_dir
 
 PACKAGE = "llama-cpp-python"
-KERNELS = Path(__file__).resolve().parent / "kernels"
+ROOT = Path(__file__).resolve().parent.parent
+KERNELS = ROOT / "native" / "kernels"
 KERNELS_VERSION = "edge.tr.1"
 """Local version of a wheel with our kernels: ``0.3.36+edge.tr.1``."""
 
@@ -47,6 +48,27 @@ HOOKS = (
         "\n        bufts.push_back(edge_tr_buffer_type());\n",
     ),
 )
+
+VARIANT_HOOKS = (
+    Hook(
+        "vendor/llama.cpp/ggml/src/CMakeLists.txt",
+        "function(ggml_add_cpu_backend_variant tag_name)\n",
+        "    if (EDGE_TR_CPU_VARIANTS AND NOT tag_name IN_LIST EDGE_TR_CPU_VARIANTS)\n"
+        "        return()\n"
+        "    endif()\n",
+    ),
+    Hook(
+        "llama_cpp/llama_cpp.py",
+        "_lib = load_shared_library(_lib_base_name, _base_path)\n",
+        "from llama_cpp import _cpu_variant\n\n_cpu_variant.load(_base_path)\n",
+    ),
+)
+"""For a build whose CPU back end lies in one library for each generation of processors."""
+
+_VARIANT_FILES = {  # in our tree: in the archive
+    ROOT / "native" / "cpu_variant.py": "llama_cpp/_cpu_variant.py",
+    ROOT / "edge_tr" / "machine" / "isa.py": "llama_cpp/_isa.py",
+}
 
 
 def fetch(version: str, folder: Path, run: Callable[[list[str]], None]) -> Path:
@@ -100,7 +122,23 @@ def add_kernels(source: Path, version: str) -> None:
     """
     shutil.copytree(KERNELS, source / _CPU / "edge_tr", ignore=shutil.ignore_patterns("*.md"))
     own = f'__version__ = "{version}'
-    hooks = (*HOOKS, Hook("llama_cpp/__init__.py", own, f"+{KERNELS_VERSION}"))
+    _enter(source, version, (*HOOKS, Hook("llama_cpp/__init__.py", own, f"+{KERNELS_VERSION}")))
+
+
+def add_variants(source: Path, version: str) -> None:
+    """Put the choice among libraries of the CPU back end into an unpacked archive.
+
+    Raises
+    ------
+    NativeBuildError
+        As ``add_kernels``.
+    """
+    for path, name in _VARIANT_FILES.items():
+        shutil.copyfile(path, source / name)
+    _enter(source, version, VARIANT_HOOKS)
+
+
+def _enter(source: Path, version: str, hooks: tuple[Hook, ...]) -> None:
     for hook in hooks:
         path = source / hook.file
         text = path.read_text("utf-8") if path.exists() else ""
@@ -117,3 +155,8 @@ def kernels_identity() -> str:
     """All that our kernels are made of, as one text: another text is another wheel."""
     files = sorted(path for path in KERNELS.iterdir() if path.suffix in (".h", ".cpp"))
     return "".join(f"{path.name}\n{path.read_text('utf-8')}" for path in files) + repr(HOOKS)
+
+
+def variants_identity() -> str:
+    """The same of what ``add_variants`` adds."""
+    return "".join(path.read_text("utf-8") for path in _VARIANT_FILES) + repr(VARIANT_HOOKS)
