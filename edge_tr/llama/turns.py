@@ -37,7 +37,8 @@ class Turns:
     def __init__(self, interrupt: Callable[[], object]) -> None:
         self._interrupt = interrupt
         self._condition = threading.Condition()
-        self._pid = os.getpid()
+        self._getpid = os.getpid  # the module is gone when the interpreter ends
+        self._pid = self._getpid()
         self._open: list[Turn] = []
         self._waiting: list[Turn] = []
         self._running: Turn | None = None
@@ -46,7 +47,7 @@ class Turns:
     @property
     def is_forked(self) -> bool:
         """Whether this process is a fork of the one that opened the object."""
-        return os.getpid() != self._pid
+        return self._getpid() != self._pid
 
     @property
     def is_usable(self) -> bool:
