@@ -31,7 +31,7 @@ FLOORS = (
     ("session",),
     ("bench", "doctor", "server"),
     ("cli",),
-    ("plugin",),
+    ("plugin", "_pyinstaller"),
 )
 """Rooms, bottom up: a module imports its own room and floors below, inside functions too."""
 

@@ -11,13 +11,13 @@ import os
 import platform
 import re
 import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from edge_tr.doctor import findings
+from edge_tr.machine import child_process
 from edge_tr.machine.build_check import child_stage
 
 FORMAT = 1
@@ -66,13 +66,7 @@ def gather(
 def _measure(
     model: Path, n_gpu_layers: int, quick: bool, progress: Callable[[str], None]
 ) -> dict[str, Any]:
-    command = [
-        sys.executable,
-        "-m",
-        "edge_tr.doctor.measured_child",
-        str(model),
-        str(n_gpu_layers),
-    ]
+    command = child_process.command("edge_tr.doctor.measured_child", str(model), str(n_gpu_layers))
     progress("measuring; this takes a minute or two")
     found: dict[str, Any] = {}
     with (

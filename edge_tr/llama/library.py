@@ -14,6 +14,8 @@ import llama_cpp
 from llama_cpp import llama_cpp as lib
 from llama_cpp._ctypes_extensions import load_shared_library
 
+from edge_tr.machine.build_child import cpu_library
+
 __all__ = [
     "forget_errors",
     "function",
@@ -97,7 +99,8 @@ def ggml_function(name: str, restype: Any, argtypes: list[Any]) -> Callable[...,
     StopIteration : none of them has it.
     """
     folder = Path(llama_cpp.__file__).parent / "lib"
-    libraries = (load_shared_library(part, folder) for part in ("ggml", "ggml-base", "ggml-cpu"))
+    parts = ("ggml", "ggml-base", cpu_library(llama_cpp))
+    libraries = (load_shared_library(part, folder) for part in parts)
     holder = next(library for library in libraries if hasattr(library, name))
     return ctypes.CFUNCTYPE(restype, *argtypes)((name, holder))
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from edge_tr.errors import ConfigError, ModelFileError, NativeBuildError
+from edge_tr.machine import child_process
 
 _TYPES = ("q4_0", "q4_1", "q8_0", "q4_k_m", "f16")
 
@@ -29,7 +30,7 @@ def quantize(source: Path, target: Path, quantisation: str) -> None:
     Raises
     ------
     ConfigError
-        Another quantisation.
+        Another quantisation, or no child process can be started.
     ModelFileError
         llama.cpp refused, a full disk for instance; the text holds its last lines.
     NativeBuildError
@@ -41,7 +42,11 @@ def quantize(source: Path, target: Path, quantisation: str) -> None:
     """
     if quantisation not in _TYPES:
         raise ConfigError(f"quantisation is {quantisation!r}; allowed are {', '.join(_TYPES)}")
-    command = [sys.executable, "-m", __name__, str(source), str(target), quantisation]
+    if not child_process.can_run():
+        raise ConfigError("a frozen application without our hook cannot requantise a model")
+    command = child_process.command(
+        "edge_tr.llama.quantize", str(source), str(target), quantisation
+    )
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     if done.returncode == 0:
         return

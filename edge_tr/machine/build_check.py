@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import edge_tr
 from edge_tr.errors import NativeBuildError
 from edge_tr.files.paths import cache_dir
-from edge_tr.machine import isa
+from edge_tr.machine import child_process, isa
 
 LLAMA_CPP_PYTHON = "llama-cpp-python==0.3.36"
 _WINDOWS_DEATHS = {0xC000001D: "SIGILL", 0xC0000005: "SIGSEGV", 0xC0000409: "SIGABRT"}
@@ -72,10 +72,11 @@ def check_build(
     BuildCheck
         Never raises for what is wrong with the build.
     """
-    command = [sys.executable, "-m", "edge_tr.machine.build_child"]
-    if model is not None:
-        command += [str(model.resolve()), str(n_gpu_layers)]
-    root = Path(edge_tr.__file__).resolve().parent.parent
+    if not child_process.can_run():
+        return BuildCheck({}, "not tried: a frozen application without our hook", "")
+    what = () if model is None else (str(model.resolve()), str(n_gpu_layers))
+    command = child_process.command("edge_tr.machine.build_child", *what)
+    root = None if child_process.is_frozen() else Path(edge_tr.__file__).resolve().parent.parent
     try:
         done = subprocess.run(
             command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
@@ -99,11 +100,15 @@ def check_build(
 def require_working_build() -> None:
     """Raise if a decode would crash; remembered per build and machine, so it costs once.
 
+    Does nothing in a frozen application that can have no child.
+
     Raises
     ------
     NativeBuildError
         The build cannot be loaded, or dies while decoding; the text says what to do.
     """
+    if not child_process.can_run():
+        return
     stamp = cache_dir() / "checked-builds" / _fingerprint()
     if stamp.exists():
         return
@@ -185,6 +190,8 @@ def _fingerprint() -> str:
     spec = importlib.util.find_spec("llama_cpp")
     folder = Path(spec.origin).parent / "lib" if spec and spec.origin else None
     files = sorted(folder.iterdir()) if folder and folder.is_dir() else []
+    if child_process.is_frozen():  # one file unpacks itself into another folder each time
+        files = [Path(sys.executable)]
     parts = [f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     parts += [platform.machine(), platform.node(), *sorted(isa.advertised_flags())]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]

