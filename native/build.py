@@ -27,6 +27,7 @@ from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
 from edge_tr.machine import isa  # noqa: E402
 from edge_tr.machine.build_child import WIDTHS  # noqa: E402
+from native.slim import slim  # noqa: E402
 from native.source import (  # noqa: E402
     PACKAGE,
     add_kernels,
@@ -171,6 +172,8 @@ def build(plan: Plan) -> Path:
                 f" {MIN_FREE_BYTES / 2**30:.0f}: free some, or set EDGE_TR_CACHE_DIR"
             )
         built = _run_pip(plan, work)
+        if plan.variants:
+            slim(built)
         final = plan.folder / built.name
         os.replace(built, final)
     finally:

@@ -1,9 +1,9 @@
 """Loads the library of ggml's CPU back end that this processor really executes.
 
-Lies in the portable wheel as ``llama_cpp/_cpu_variant.py``, with ``edge_tr/machine/isa.py`` beside it
-as ``_isa.py``, and runs when ``llama_cpp`` is imported. llama.cpp's own choice goes by what the
-processor advertises, and some virtual machines advertise AMX and trap on it. The choice is kept in
-a file. ``EDGE_TR_CPU_VARIANT`` names another; a name that is not there is an error.
+Lies in the portable wheel as ``llama_cpp/_cpu_variant.py``, with ``edge_tr/machine/isa.py`` beside
+it as ``_isa.py``, and runs when ``llama_cpp`` is imported. llama.cpp's own choice goes by what the
+processor advertises, and some virtual machines advertise AMX and trap on it. The choice is kept
+in a file. ``EDGE_TR_CPU_VARIANT`` names another; a name that is not there is an error.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ VARIANTS: dict[str, tuple[str, ...]] = {
 """Libraries, the best first, with the instruction sets that each contains."""
 
 loaded: str | None = None
-"""Name of the variant in use; None: llama.cpp chose by itself."""
+"""Name of the variant in use; None: not known."""
 
 
 def load(folder: Path) -> None:
     """Load the CPU back end, and whatever other back ends lie in the folder."""
     global loaded
-    suffix, prefix = (".dll", "ggml-") if sys.platform == "win32" else (".so", "libggml-")
-    files = {path.name[len(prefix) : -len(suffix)]: path for path in folder.glob(prefix + "*" + suffix)}
-    extension = {"darwin": ".dylib", "win32": ".dll"}.get(sys.platform, ".so")
-    name = "ggml" if sys.platform == "win32" else "libggml"
-    library = ctypes.CDLL(str(folder / (name + extension)))
+    start, end = ("ggml", ".dll") if sys.platform == "win32" else ("libggml", ".so")
+    files = {path.stem[len(start) + 1 :]: path for path in folder.glob(f"{start}-*{end}")}
+    own = ".dylib" if sys.platform == "darwin" else end  # back ends are bundles, .so there too
+    library = ctypes.CDLL(str(folder / (start + own)))
     library.ggml_backend_load.restype = ctypes.c_void_p
     present = {name[4:] for name in files if name.startswith("cpu-")}
     for name in (choose(present),) if _isa.is_x86() else ():
@@ -53,10 +52,19 @@ def load(folder: Path) -> None:
             loaded = name
     if loaded is None:
         library.ggml_backend_load_all_from_path(os.fsencode(folder))
+        loaded = next((n for n in sorted(present) if _is_open(files[f"cpu-{n}"])), None)
         return
     for name, path in files.items():
         if name != "base" and not name.startswith("cpu"):
             library.ggml_backend_load(os.fsencode(path))
+
+
+def _is_open(path: Path) -> bool:
+    """Whether a library stayed loaded; False where the system cannot say."""
+    mode = getattr(os, "RTLD_NOLOAD", None)
+    with contextlib.suppress(OSError):
+        return mode is not None and bool(ctypes.CDLL(str(path), mode=mode))
+    return False
 
 
 def choose(present: set[str]) -> str:

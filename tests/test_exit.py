@@ -32,7 +32,8 @@ ENDINGS = {
     ),
     "with a stream open": STREAM + "builtins.kept = stream, llm\n",
     "with a thread that asks": (
-        "t = threading.Thread(target=lambda: llm.create_completion('a', max_tokens=20)); t.start()\n"
+        "ask = lambda: llm.create_completion('a', max_tokens=20)\n"
+        "threading.Thread(target=ask).start()\n"
     ),
     "with a thread that is left behind": (
         "def ask():\n"
@@ -51,9 +52,7 @@ ENDINGS = {
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_end_is_silent(
-    ending: str, tiny_model: Callable[[str], Path], tmp_path: Path
-) -> None:
+def test_the_end_is_silent(ending: str, tiny_model: Callable[[str], Path], tmp_path: Path) -> None:
     done = _run(OPEN + ENDINGS[ending], tiny_model("llama"), tmp_path)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 

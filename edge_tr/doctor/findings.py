@@ -106,6 +106,7 @@ def render(found: dict[str, Any]) -> str:
         ("GPUs here", ", ".join(gpu["name"] for gpu in found["gpus"]) or "none seen"),
         ("build", build.get("folder", "cannot be imported")),
         ("built with", _extras(build)),
+        *([("CPU library", build["cpu_variant"])] if build.get("cpu_variant") else []),
         ("kernels", _kernels_text(build)),
         ("back ends", " ".join(build.get("backends", [])) or "none"),
     ]

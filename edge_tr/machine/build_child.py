@@ -107,7 +107,8 @@ def _build_facts(llama_cpp: Any) -> dict[str, Any]:
 def cpu_variant(llama_cpp: Any) -> str | None:
     """The library of ggml's CPU back end that a portable build has loaded, by its name."""
     chooser = getattr(llama_cpp, "_cpu_variant", None)
-    return None if chooser is None else str(chooser.loaded)
+    name: str | None = None if chooser is None else chooser.loaded
+    return name
 
 
 def cpu_library(llama_cpp: Any) -> str:
