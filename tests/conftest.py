@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -13,6 +14,8 @@ from edge_tr.gguf_file.info import inspect
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and not os.environ.get("EDGE_TR_SLOW"):
+        pytest.skip("takes minutes; EDGE_TR_SLOW=1 runs it")
     if item.get_closest_marker("gpu"):
         from edge_tr.llama.devices import has_gpu
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -39,8 +40,8 @@ def chooser(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def machine(
-    executes: set[str], traps: set[str] = frozenset(), believed: set[str] = frozenset()
-) -> Any:  # type: ignore[assignment]
+    executes: set[str], *, traps: Iterable[str] = (), believed: Iterable[str] = ()
+) -> Callable[[], dict[str, SetStatus]]:
     found = {name: SetStatus(name, True, True) for name in executes}
     found |= {name: SetStatus(name, True, False) for name in traps}
     found |= {name: SetStatus(name, True, None) for name in believed}

@@ -161,9 +161,13 @@ def test_the_key_changes_with_a_kernel(
 
 
 @pytest.mark.skipif(not isa.is_x86(), reason="x86-64 sets")
-def test_portable_holds_the_baseline_alone(build: ModuleType) -> None:
-    on = [flag for flag in build.make_plan("portable").flags if flag.endswith("=ON")]
-    assert on == ["-DGGML_SSE42=ON", "-DGGML_RPC=ON"]
+def test_portable_leaves_the_sets_to_one_library_for_each(build: ModuleType) -> None:
+    plan = build.make_plan("portable")
+    assert "-DGGML_NATIVE=OFF" in plan.flags
+    assert not [flag for flag in plan.flags if flag.startswith(("-DGGML_AVX", "-DGGML_SSE"))]
+    assert build.CPU_VARIANTS.startswith("sse42;haswell;")
+    assert plan.variants
+    assert not build.make_plan("cpu").variants
 
 
 def test_the_key_changes_with_flags_from_outside(
