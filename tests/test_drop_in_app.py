@@ -152,7 +152,7 @@ def test_a_stream_that_ends_takes_nothing_from_a_call(
 
         def tokenize(*args: Any, **options: Any) -> list[int]:
             chunks.close()
-            return Llama.tokenize(llm, *args, **options)
+            return [*Llama.tokenize(llm, *args, **options)]
 
         monkeypatch.setattr(llm, "tokenize", tokenize)
         answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
@@ -167,7 +167,7 @@ def test_a_call_inside_a_call_has_arguments_of_its_own(
 
         def tokenize(*args: Any, **options: Any) -> list[int]:
             inner.extend(itertools.islice(llm.generate([1, 2, 3], temp=0.0), 10))
-            return Llama.tokenize(llm, *args, **options)
+            return [*Llama.tokenize(llm, *args, **options)]
 
         monkeypatch.setattr(llm, "tokenize", tokenize)
         answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
