@@ -24,14 +24,15 @@ def running(tiny_model: Callable[[str], Path]) -> Iterator[Running]:
         yield server
 
 
-def raw(running: Running, request: str, *, half_closed: bool = False) -> str:
-    """What comes back for the bytes of a request, until the server closes."""
+def raw(running: Running, request: str, *, half_closed: str = "") -> str:
+    """What comes back for the bytes of a request, until the server closes; the client's half is
+    closed "early" or when the answer has begun, "late"."""
     place = urlsplit(running.url)
     with socket.create_connection((place.hostname, place.port), timeout=60) as client:
         client.sendall(request.encode())
+        data = client.recv(1) if half_closed == "late" else b""
         if half_closed:
             client.shutdown(socket.SHUT_WR)
-        data = b""
         while part := client.recv(1 << 16):
             data += part
     return data.decode()
@@ -97,12 +98,14 @@ def test_http_1_1_without_a_host_is_refused(running: Running) -> None:
 
 @pytest.mark.parametrize("version", ["1.0", "1.1"])
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("when", ["early", "late"])
 def test_a_half_closed_connection_gets_its_answer(
-    running: Running, version: str, stream: bool
+    running: Running, version: str, stream: bool, when: str
 ) -> None:
-    expected = running.http.post("/v1/completions", json=ASK).json()["choices"][0]["text"]
-    request = posted("/v1/completions", ASK | {"stream": stream}, version)
-    answer = raw(running, request, half_closed=True)
+    ask = ASK | {"max_tokens": 400}
+    expected = running.http.post("/v1/completions", json=ask).json()["choices"][0]["text"]
+    request = posted("/v1/completions", ask | {"stream": stream}, version)
+    answer = raw(running, request, half_closed=when)
     if stream:
         texts = [json.loads(line[6:]) for line in answer.splitlines() if line[:7] == "data: {"]
         assert "".join(chunk["choices"][0]["text"] for chunk in texts) == expected
