@@ -11,6 +11,7 @@ import pytest
 from bench import fuzz_files
 from bench.fuzz_server import fault
 from bench.fuzz_walks import check_templates
+from edge_tr.errors import MatrixFileError
 
 
 @pytest.fixture
@@ -50,7 +51,7 @@ def test_checksums_are_compared_again(tmp_path: Path) -> None:
     path.write_bytes(data)
     with fuzz_files.unguarded():
         fuzz_files.read_matrix(path)
-    with pytest.raises(fuzz_files.MatrixFileError):
+    with pytest.raises(MatrixFileError):
         fuzz_files.read_matrix(path)
 
 

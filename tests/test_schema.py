@@ -65,6 +65,30 @@ NESTED = {
     "required": ["inner"],
     "$defs": {"Inner": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
+LEAF = {"properties": {"kind": {"const": "leaf", "default": "leaf"}}, "type": "object"}
+FORK = {
+    "properties": {"kind": {"const": "fork", "default": "fork"}, "left": {"$ref": "#/$defs/Tree"}},
+    "required": ["left"],
+    "type": "object",
+}
+TREE = {
+    "type": "object",
+    "properties": {"tree": {"$ref": "#/$defs/Tree"}},
+    "required": ["tree"],
+    "$defs": {
+        "Leaf": LEAF,
+        "Fork": FORK,
+        "Tree": {
+            "discriminator": {
+                "propertyName": "kind",
+                "mapping": {"leaf": "#/$defs/Leaf", "fork": "#/$defs/Fork"},
+            },
+            "oneOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Fork"}],
+            "title": "Tree",
+        },
+    },
+}
+"""As pydantic writes a union with a discriminator, the branches of which have it by default."""
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": parameters}}
          for name, parameters in (("f", NESTED), ("g", NODE))]  # fmt: skip
 
@@ -87,6 +111,17 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": parameter
         NODE,
         NESTED,
         call_schema(TOOLS),
+        TREE,
+        {"oneOf": [LEAF, FORK], "$defs": TREE["$defs"]},
+        {"oneOf": [{"const": 1}, {"const": "1"}, {"enum": [None, True]}]},
+        {"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}, LEAF]},
+        {"oneOf": [{"enum": ["a"], "title": "A"}, {"enum": ["b", "c"], "title": "B"}]},
+        {
+            "type": "array",
+            "items": {"oneOf": [{"$ref": "#/$defs/Leaf"}, {"type": "null"}]},
+            "$defs": {"Leaf": LEAF},
+            "maxItems": 2,
+        },
         {"allOf": [{"properties": {"a": {"type": "null"}}}, {"required": ["a"]}], "type": "object"},
     ],
 )
@@ -117,6 +152,9 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
         ({"type": "string", "format": "nonsense"}, "nonsense"),
         ({"enum": [1e20]}, "enum holds a number above"),
         ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "string"}], "$defs": {"a": {}}}, "oneOf"),
         ({"type": "nonsense"}, "nonsense"),
         ({"type": "string", "pattern": "(?=a)b"}, "cannot be followed"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum"),
