@@ -88,7 +88,7 @@ def test_a_model_by_its_name(running: Running, path: str) -> None:
 def test_health_in_http_1_0_without_a_host(running: Running) -> None:
     answer = raw(running, "GET /health HTTP/1.0\r\n\r\n")
     assert answer.startswith("HTTP/1.1 200")
-    assert answer.endswith('{"status": "ok"}')
+    assert answer.endswith('{"status": "ok", "model": "loaded"}')
 
 
 def test_http_1_1_without_a_host_is_refused(running: Running) -> None:
