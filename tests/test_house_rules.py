@@ -20,7 +20,7 @@ PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "edge_
 
 FLOORS = (
     ("errors", "files", "kernels", "stats", "target"),
-    ("chat", "constrain", "costs", "gguf_file", "machine"),
+    ("chat", "constrain", "costs", "gguf_file", "idle", "machine"),
     ("drafts",),
     ("config", "decode"),
     ("measuring",),
