@@ -171,7 +171,9 @@ class StepCosts:
             surprise *= max(_CORRECTION, 0.4 / (1 + int(self._n_seen[n_tokens])))
             self._n_seen[n_tokens] += 1
             if n_tokens == 1:
-                self._pace *= math.exp(surprise)
+                # Behind a wider step a plain one is slower than in a row.
+                if self._last_width == 1:
+                    self._pace *= math.exp(surprise)
             else:
                 self._factor *= np.exp(surprise * self._share[n_tokens])
                 if self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS:

@@ -16,7 +16,7 @@ from edge_tr.files.whole_file import write_whole
 from edge_tr.measuring.steps import measure_costs
 from edge_tr.target import TargetModel
 
-_FORMAT = 5
+_FORMAT = 6
 
 _MAX_WIDTH = 81
 """Widest step of automatic mode: the root and 80 nodes."""

@@ -18,6 +18,11 @@ from edge_tr.target import Int32, TargetModel
 _BEHIND_WIDTHS = (1, 2, 4, 8)
 """Widths that are measured behind a long prompt."""
 
+_PLAIN_S = 0.25
+_MOST_PLAIN = 64
+"""Seconds, and number, of plain steps in a row: where the weights fit the last cache, it takes some
+tens of them until a step behind wider ones is as fast as plain decoding."""
+
 _STEADY = 0.15
 _SPREAD = 1.5
 """A plain step may differ by this share before and after, and the median of a narrow step may be
@@ -36,10 +41,11 @@ def measure_costs(
 ) -> CostTable:
     """Time real steps: lanes, batch, decode, top-k, commit; trees of two children a node.
 
-    Clears the target's cache. The widths are visited in turn, so that a drift of the machine
-    touches all of them; the most important ones first, so that a slow model gets a coarse table
-    in about the time allowed. The second context is as long as reading it in a third of the
-    time allows, at most 2048 tokens.
+    Clears the target's cache. Plain steps are timed in a row, as plain decoding takes them: those
+    behind wider steps find less of the weights in the cache and take up to twice as long. The
+    other widths are visited in turn, so that a drift of the machine touches all of them; the most
+    important ones first, so that a slow model gets a coarse table in about the time allowed. The
+    second context is as long as reading it in a third of the time allows, at most 2048 tokens.
 
     Parameters
     ----------
@@ -71,33 +77,13 @@ def measure_costs(
     for n_past in contexts:
         meter.read(n_past)
         progress(f"measuring decode steps behind {n_past} tokens")
-        for attempt in range(3):
-            context_s = budget_s * (2 / 3) / len(contexts)
-            taken = _sample(meter, n_past, widths, perf_counter() + context_s)
-            plain_s = float(np.median(taken[n_past, 1]))
-            again_s = float(np.median([meter.step(1) for _ in range(5)]))
-            narrow = [seconds for (_, width), seconds in taken.items() if width <= 8]
-            steady = abs(again_s / plain_s - 1) < _STEADY and all(
-                np.median(seconds) <= _SPREAD * min(seconds) for seconds in narrow
-            )
-            if steady:
-                break
-            progress(
-                "the machine was busy with something else; "
-                + ("measuring again" if attempt < 2 else "the costs may be wrong")
-            )
+        seconds = budget_s * (2 / 3) / len(contexts)
+        taken, steady = _steady_sample(meter, n_past, widths, seconds, progress)
         all_steady &= steady
         samples |= taken
     meter.lanes.recover(0)
-    return median_table(
-        widths,
-        contexts,
-        samples,
-        first_rows_s=first_rows_s,
-        row_s=row_s,
-        change_s=meter.change_s,
-        steady=all_steady,
-    )
+    more = {"first_rows_s": first_rows_s, "row_s": row_s, "change_s": meter.change_s}
+    return median_table(widths, contexts, samples, **more, steady=all_steady)
 
 
 def extend_costs(
@@ -153,12 +139,34 @@ def measure_behind(
     return dict(zip(_BEHIND_WIDTHS, low.tolist(), strict=True))
 
 
+def _steady_sample(
+    meter: _Meter,
+    n_past: int,
+    widths: list[int],
+    seconds: float,
+    progress: Callable[[str], None],
+) -> tuple[dict[tuple[int, int], list[float]], bool]:
+    """Seconds of steps of each width, and whether the machine was idle; up to three tries."""
+    for attempt in range(3):
+        plain = meter.plain_steps()
+        taken = _sample(meter, n_past, widths[1:], perf_counter() + seconds)
+        taken[n_past, 1] = plain
+        change = float(np.median(meter.plain_steps()) / np.median(plain))
+        narrow = [s for (_, width), s in taken.items() if width <= 8]
+        if abs(change - 1) < _STEADY and all(np.median(s) <= _SPREAD * min(s) for s in narrow):
+            return taken, True
+        progress(
+            "the machine was busy with something else; "
+            + ("measuring again" if attempt < 2 else "the costs may be wrong")
+        )
+    return taken, False
+
+
 def _sample(
     meter: _Meter, n_past: int, widths: list[int], stop: float
 ) -> dict[tuple[int, int], list[float]]:
     """Seconds of steps of each width until about the time ``stop``."""
     samples: dict[tuple[int, int], list[float]] = {}
-    meter.step(1)
     first = [w for w in widths if w <= 8]
     coarse = [w for w in widths if w in (16, 32) or w == widths[-1]]
     for width in first + coarse + (first + coarse + widths) + widths * 8:
@@ -211,6 +219,13 @@ class _Meter(Trial):
             seconds = max(seconds / 2, seconds - self.change_s)
         self._last_width = width
         return seconds
+
+    def plain_steps(self) -> list[float]:
+        """Seconds of plain steps in a row, the last third of them."""
+        taken: list[float] = []
+        while len(taken) < 6 or (sum(taken) < _PLAIN_S and len(taken) < _MOST_PLAIN):
+            taken.append(self.step(1))
+        return taken[-(len(taken) // 3) :]
 
     def measure_change(self) -> float:
         """Seconds that a step takes longer when it is not as wide as the one before."""
