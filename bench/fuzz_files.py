@@ -14,9 +14,10 @@ from zipfile import ZipExtFile
 
 import numpy as np
 
-from edge_tr.drafts import matrix_file
+from edge_tr.drafts import history_file, matrix_file
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
+from edge_tr.drafts.history import History
 from edge_tr.errors import ConfigError, MatrixFileError, ModelError
 from edge_tr.gguf_file.info import inspect
 
@@ -56,28 +57,32 @@ class Files:
     """
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self._folder, self._model = folder, model.read_bytes()
-        self._matrix = saved_matrix(folder / "matrix").read_bytes()
+        self._folder = folder
+        self._whole = {
+            "gguf": model.read_bytes(),
+            "matrix": saved_matrix(folder / "matrix").read_bytes(),
+            "history": saved_history(folder / "history").read_bytes(),
+        }
         self._kept: list[Path] = []
         self._n = 0
 
     def check(self, rng: random.Random, name: str, found: Found) -> None:
         """Damage one file and check it."""
         self._n += 1
-        is_model = rng.random() < 0.7
-        data = bytearray(self._model if is_model else self._matrix)
+        kind = rng.choice(["gguf", "gguf", "gguf", "matrix", "history"])
+        data = bytearray(self._whole[kind])
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(min(len(data), _HEADER_BYTES))
             size = rng.choice([1, 1, 4, 8])
             data[at : at + size] = rng.choice([b"\0" * size, b"\xff" * size, rng.randbytes(size)])
         if rng.random() < 0.1:
             del data[rng.randrange(len(data)) :]
-        path = self._folder / f"{self._n}{'.gguf' if is_model else '.matrix'}"
+        path = self._folder / f"{self._n}.{kind}"
         path.write_bytes(data)
         try:
             with unguarded() if rng.random() < 0.5 else nullcontext():
-                (read_model if is_model else read_matrix)(path)
-            if is_model:
+                READERS[kind](path)
+            if kind == "gguf":
                 self._kept.append(path)
         except REFUSALS:
             pass
@@ -125,6 +130,15 @@ def saved_matrix(path: Path) -> Path:
     return path
 
 
+def saved_history(path: Path) -> Path:
+    """A small history file."""
+    history = History(2000)
+    for n in (20, 300, 9):
+        history.add(np.arange(n, dtype=np.int32) % _N_VOCAB)
+    history_file.save(path, history, _FINGERPRINT, _N_VOCAB)
+    return path
+
+
 @contextmanager
 def unguarded() -> Iterator[None]:
     """Checksums are not compared, so that damage gets behind them."""
@@ -145,3 +159,16 @@ def read_matrix(path: Path) -> None:
     """As when a session starts."""
     matrix, extra = matrix_file.load_with_extra(path, _FINGERPRINT, _N_VOCAB, _K)
     Candidates(matrix).load_arrays(extra)
+
+
+def read_history(path: Path) -> None:
+    """As when a session starts that keeps earlier texts."""
+    history_file.load(path, History(500), _FINGERPRINT, _N_VOCAB)
+
+
+READERS: dict[str, Callable[[Path], None]] = {
+    "gguf": read_model,
+    "matrix": read_matrix,
+    "history": read_history,
+}
+"""What is done with a file of each kind."""

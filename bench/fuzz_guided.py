@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 
 import atheris
 
-from edge_tr.kernels import candidates  # noqa: F401  Numba must not see what is added below
+from edge_tr.kernels import candidates, matches  # noqa: F401  Numba must not see what is added below
 
 with atheris.instrument_imports(include=["edge_tr", "zipfile"]):
     from bench import fuzz_files
@@ -28,10 +28,11 @@ def fuzz(kind: str, seconds: int, seed: int, corpus: Path) -> None:
     corpus.mkdir(parents=True, exist_ok=True)
     if kind == "gguf":
         models.write_tiny(corpus / "whole", "llama")
-        read = fuzz_files.read_model
-    else:
+    elif kind == "matrix":
         fuzz_files.saved_matrix(corpus / "whole")
-        read = fuzz_files.read_matrix
+    else:
+        fuzz_files.saved_history(corpus / "whole")
+    read = fuzz_files.READERS[kind]
     with TemporaryDirectory() as folder, fuzz_files.unguarded():
         path = Path(folder) / f"one.{kind}"
 
@@ -48,7 +49,7 @@ def fuzz(kind: str, seconds: int, seed: int, corpus: Path) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.fuzz_guided", description=__doc__)
-    parser.add_argument("kind", choices=["gguf", "matrix"], help="what is damaged")
+    parser.add_argument("kind", choices=["gguf", "matrix", "history"], help="what is damaged")
     parser.add_argument("--seconds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--corpus", type=Path, default=Path("build/corpus"))

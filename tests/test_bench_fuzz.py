@@ -39,8 +39,7 @@ def test_another_error_than_a_refusal_is_found(
     def fail(path: Path) -> None:
         raise KeyError("rows")
 
-    monkeypatch.setattr(fuzz_files, "read_matrix", fail)
-    monkeypatch.setattr(fuzz_files, "read_model", fail)
+    monkeypatch.setattr(fuzz_files, "READERS", dict.fromkeys(fuzz_files.READERS, fail))
     assert check(files, 3) == [("crashes", f"file {i}: KeyError('rows')") for i in range(3)]
 
 
