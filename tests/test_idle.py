@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
@@ -17,9 +18,10 @@ from serving import Running, serving
 from edge_tr.answer import AnswerConfig
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.errors import ConfigError, ModelLoadError
+from edge_tr.errors import ConfigError, ModelError, ModelLoadError
 from edge_tr.idle import Idle
 from edge_tr.llama import kept_cells
+from edge_tr.llama.drop_in import Llama
 from edge_tr.session import Session
 
 TinyModel = Callable[[str], Path]
@@ -214,9 +216,9 @@ def test_a_conversation_goes_on_as_if_nothing_had_been(
     asleep, awake = open_session(arch), open_session(arch, None)
     prompt = TEXT
     for turn in range(3):
-        (tokens, n_reused), expected = answered(asleep, prompt), answered(awake, prompt)
-        assert (tokens, n_reused) == expected
-        assert (n_reused > 0) is (turn > 0)
+        (tokens, n_reused), (expected, _) = answered(asleep, prompt), answered(awake, prompt)
+        assert tokens == expected
+        assert n_reused >= (len(TEXT) if turn else 0)
         prompt = [*prompt, *tokens, 7, 8, 9]
         fall_asleep(asleep)
 
@@ -369,3 +371,121 @@ def test_embeddings_are_unloaded_too(running: Running) -> None:
     embedder.idle.check()
     assert embedder._llm is None
     assert running.http.post("/v1/embeddings", json=body).json()["data"] == first
+
+
+# --- the drop-in class -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def open_llama(
+    tiny_model: TinyModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Llama]]:
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path / "cache"))
+    opened: list[Llama] = []
+
+    def open_(idle_unload_s: float | None = FOREVER, **options: Any) -> Llama:
+        fixed: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "verbose": False}
+        own: dict[str, Any] = {"speculative": TREE, "matrix_path": False}
+        path = str(tiny_model("llama"))
+        opened.append(Llama(path, idle_unload_s=idle_unload_s, **own, **fixed | options))
+        return opened[-1]
+
+    yield open_
+    for llm in opened:
+        llm.close()
+
+
+def sleep(llm: Llama) -> None:
+    llm._idle._clock = lambda: llm._idle._last + FOREVER
+    llm._idle.check()
+    assert llm.is_unloaded
+
+
+def completed(llm: Llama, prompt: list[int], **options: Any) -> str:
+    options = {"max_tokens": 12, "temperature": 0} | options
+    return str(llm.create_completion(prompt, **options)["choices"][0]["text"])
+
+
+def test_a_llama_goes_on_as_if_nothing_had_been(open_llama: Callable[..., Llama]) -> None:
+    asleep, awake = open_llama(), open_llama(None)
+    for n, least in ((60, 0), (80, 60), (100, 80)):
+        assert completed(asleep, TEXT[:n]) == completed(awake, TEXT[:n])
+        assert asleep.stats.n_reused >= least
+        sleep(asleep)
+
+
+def test_what_needs_no_weights_does_not_load_them(open_llama: Callable[..., Llama]) -> None:
+    llm, other = open_llama(), open_llama(None)
+    sleep(llm)
+    for use in (
+        lambda one: one.tokenize(b"the of"),
+        lambda one: one.detokenize([5, 6, 7]),
+        lambda one: one.n_vocab(),
+        lambda one: one.token_eos(),
+        lambda one: one.metadata,
+    ):
+        assert use(llm) == use(other)
+    assert llm.is_unloaded
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda one: one.n_ctx(),
+        lambda one: (one.eval([9, 10]), one.n_tokens)[1],
+        lambda one: one.save_state().n_tokens,
+        lambda one: next(one.generate([5, 6, 7], temp=0.0)),
+        lambda one: one.create_chat_completion(
+            [{"role": "user", "content": "a"}], max_tokens=3, temperature=0, seed=1
+        )["choices"][0]["message"],
+    ],
+)
+@pytest.mark.parametrize("n", [10, 60])
+def test_what_needs_them_loads_them(
+    open_llama: Callable[..., Llama], use: Callable[[Llama], Any], n: int
+) -> None:
+    llm, other = open_llama(), open_llama(None)
+    for one in (llm, other):
+        one.eval(TEXT[:n])  # a short text is not kept and a long one is
+    sleep(llm)
+    assert use(llm) == use(other)
+    assert not llm.is_unloaded
+    assert completed(llm, TEXT) == completed(other, TEXT)
+    assert llm.notices == other.notices
+
+
+def test_a_state_that_was_saved_before(open_llama: Callable[..., Llama]) -> None:
+    llm = open_llama()
+    expected = completed(llm, TEXT)
+    state = llm.save_state()
+    sleep(llm)
+    llm.load_state(state)
+    assert completed(llm, TEXT) == expected
+
+
+def test_a_llama_that_is_closed_while_it_is_unloaded(open_llama: Callable[..., Llama]) -> None:
+    llm = open_llama()
+    completed(llm, TEXT)
+    sleep(llm)
+    llm.close()
+    with pytest.raises(ModelError, match="closed"):
+        completed(llm, TEXT)
+
+
+def test_a_llama_that_is_dropped_is_freed(open_llama: Callable[..., Llama]) -> None:
+    llm = open_llama()
+    completed(llm, TEXT)
+    sleep(llm)
+    other: Any = pickle.loads(pickle.dumps(llm))
+    assert completed(other, TEXT) == completed(llm, TEXT)
+    assert not other.is_unloaded
+    sleep(other)
+    gone = weakref.ref(other)
+    del other
+    gc.collect()
+    assert gone() is None
+
+
+def test_a_llama_without_a_text_cannot_be_unloaded(open_llama: Callable[..., Llama]) -> None:
+    with pytest.raises(ConfigError, match="idle_unload_s is not for embeddings"):
+        open_llama(embedding=True)

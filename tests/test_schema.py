@@ -140,6 +140,43 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
     assert not any(allowed[token] for token in controls)
 
 
+def is_allowed(model: Model, schema: Any, text: str) -> bool:
+    """Whether a whole JSON text may be written."""
+    constraint = Constraint(model.constraint_vocabulary, schema_rules(schema))
+    for token in model.tokenize(text, add_special=False).tolist():
+        if not constraint.allowed()[token]:
+            return False
+        constraint.accept(token)
+    return any(constraint.allowed()[end] for end in model.constraint_vocabulary.eos_tokens)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("day", "exists"),
+    [
+        ("2024-02-29", True),
+        ("2000-02-29", True),
+        ("0004-02-29", True),
+        ("1900-02-29", False),
+        ("9049-02-29", False),
+        ("0000-02-29", False),
+        ("2023-02-28", True),
+        ("2023-04-30", True),
+        ("2023-04-31", False),
+        ("2023-12-31", True),
+        ("2023-13-01", False),
+        ("2023-01-00", False),
+        ("0000-01-01", False),
+    ],
+)
+def test_only_days_of_the_calendar_are_dates(model: Model, day: str, exists: bool) -> None:
+    assert is_allowed(model, {"type": "string", "format": "date"}, f'"{day}"') is exists
+    when = {"type": "string", "format": "date-time"}
+    assert is_allowed(model, when, f'"{day}T23:59:59.5+01:00"') is exists
+    assert is_allowed(model, when, f'"{day}T08:00:00Z"') is exists
+    assert not is_allowed(model, when, f'"{day}T24:00:00Z"')
+
+
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -165,6 +202,7 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
         ),
         ({"enum": ["x" * (1 << 18)]}, "bytes; at most"),
         ({"const": float("nan")}, "not JSON"),
+        ({"type": "string", "$defs": 10**400}, "a number that is too large"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(schema: Any, told: str) -> None:

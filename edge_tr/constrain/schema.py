@@ -6,6 +6,7 @@ import json
 from typing import Any
 
 from edge_tr.constrain.constraint import Rules
+from edge_tr.constrain.dates import with_real_dates
 from edge_tr.constrain.one_of import tell_apart
 from edge_tr.constrain.parts import parts, rewritten, target_of
 from edge_tr.errors import ConfigError
@@ -49,13 +50,16 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
         for part in parts(schema):
             _check_part(part, name)
             _check_circle(part, schema, name)
-        schema = tell_apart(schema)
+        schema = rewritten(tell_apart(schema), with_real_dates)
         if not any("allOf" in part or _is_joined(part) for part in parts(schema)):
             schema = rewritten(schema, _closed)
-    grammar = LLMatcher.grammar_from_json_schema(
-        schema if isinstance(schema, dict) else {"allOf": [schema]},
-        overrides={"whitespace_pattern": _WHITESPACE},
-    )
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(
+            schema if isinstance(schema, dict) else {"allOf": [schema]},
+            overrides={"whitespace_pattern": _WHITESPACE},
+        )
+    except (ValueError, OverflowError):
+        raise ConfigError(f"the {name} holds a number that is too large to be read") from None
     is_error, told = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
         why = told[0].strip().splitlines()[0]

@@ -191,11 +191,12 @@ class Decoder:
             self._keep_and_recycle()
             self._plain.learn(self.stats)
 
-    def adopt(self, n_tokens: int) -> None:
+    def adopt(self, n_tokens: int, n_text: int = 0) -> None:
         """Take the cells that something else wrote on lane 0 for ``buffer``'s first
-        ``n_tokens`` tokens; a generation that is running ends."""
+        ``n_tokens`` tokens, of the ``n_text`` that the text has where it is longer; a generation
+        that is running ends."""
         self._running = self._step = None
-        self._committed.adopt(n_tokens)
+        self._committed.adopt(n_tokens, n_text)
 
     def check_prompt(
         self, prompt: Sequence[int] | Int32, *, max_tokens: int | None = None, room: int = 1

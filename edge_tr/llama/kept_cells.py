@@ -6,6 +6,7 @@ import ctypes
 import logging
 import shutil
 import tempfile
+import weakref
 from typing import IO
 
 import numpy as np
@@ -40,7 +41,7 @@ class KeptCells:
         self._file: IO[bytes] | None = None
         decoder.finish()
         decoder.hold(decoder.n_past)
-        self.n_tokens = decoder.n_past
+        self.n_tokens, self._n_text = decoder.n_past, decoder.n_tokens
         if self.n_tokens >= MIN_TOKENS:
             try:
                 self._write(target)
@@ -57,6 +58,7 @@ class KeptCells:
         data = np.empty(size, dtype=np.uint8)
         n_written = int(lib.llama_state_seq_get_data(target.pointer, _bytes(data), size, 0))
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+        weakref.finalize(self, self._file.close)
         self._file.write(data[:n_written])
         self._file.flush()
 
@@ -65,7 +67,7 @@ class KeptCells:
         where it is needed."""
         n_tokens = self._read(target) if self._file is not None else 0
         self.close()
-        decoder.adopt(n_tokens)
+        decoder.adopt(n_tokens, self._n_text)
 
     def _read(self, target: ContextTarget) -> int:
         assert self._file is not None
