@@ -29,6 +29,7 @@ class Idle:
 
     Attributes
     ----------
+    idle_s : as given.
     is_asleep : whether it is freed now.
 
     Raises
@@ -49,7 +50,7 @@ class Idle:
                 f"idle_unload_s {idle_s} is not allowed; it must be above 0", field="idle_unload_s"
             )
         self.is_asleep = False
-        self._idle_s = idle_s
+        self.idle_s = idle_s
         self._free, self._restore = weakref.WeakMethod(free), weakref.WeakMethod(restore)
         self._clock = clock
         self._lock = threading.Lock()
@@ -59,7 +60,7 @@ class Idle:
 
     def watch(self) -> None:
         """Begin to free it in time, in a thread that ends with this object."""
-        if self._idle_s is not None:
+        if self.idle_s is not None:
             self._last = self._clock()
             weakref.finalize(self, self._ended.set)
             arguments = weakref.ref(self), self._ended
@@ -75,7 +76,7 @@ class Idle:
         ------
         Exception : it cannot be brought back; the next use tries again.
         """
-        if self._idle_s is None:
+        if self.idle_s is None:
             yield
             return
         with self._lock:
@@ -93,11 +94,11 @@ class Idle:
 
     def check(self) -> float:
         """Free it where it is time; the seconds until it may be time again."""
-        assert self._idle_s is not None
+        assert self.idle_s is not None
         with self._lock:
-            left = self._last + self._idle_s - self._clock()
+            left = self._last + self.idle_s - self._clock()
             if self.is_asleep or self._n_users or self._ended.is_set():
-                return self._idle_s
+                return self.idle_s
             free = self._free()
             if left > 0 or free is None:
                 return max(left, 0.0)
@@ -108,7 +109,7 @@ class Idle:
                 self._last = self._clock()
             else:
                 self.is_asleep = True
-            return self._idle_s
+            return self.idle_s
 
     def close(self) -> None:
         """Free nothing from now on; waits for what is being freed."""

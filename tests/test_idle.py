@@ -414,16 +414,19 @@ def test_a_llama_goes_on_as_if_nothing_had_been(open_llama: Callable[..., Llama]
         sleep(asleep)
 
 
+WITHOUT_WEIGHTS: list[Callable[[Llama], Any]] = [
+    lambda one: one.tokenize(b"the of"),
+    lambda one: one.detokenize([5, 6, 7]),
+    lambda one: one.n_vocab(),
+    lambda one: one.token_eos(),
+    lambda one: one.metadata,
+]
+
+
 def test_what_needs_no_weights_does_not_load_them(open_llama: Callable[..., Llama]) -> None:
     llm, other = open_llama(), open_llama(None)
     sleep(llm)
-    for use in (
-        lambda one: one.tokenize(b"the of"),
-        lambda one: one.detokenize([5, 6, 7]),
-        lambda one: one.n_vocab(),
-        lambda one: one.token_eos(),
-        lambda one: one.metadata,
-    ):
+    for use in WITHOUT_WEIGHTS:
         assert use(llm) == use(other)
     assert llm.is_unloaded
 

@@ -191,6 +191,8 @@ def test_only_days_of_the_calendar_are_dates(model: Model, day: str, exists: boo
         ({"$ref": "#/$defs/missing"}, "missing"),
         ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
         ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf"),
+        ({"oneOf": [LEAF, {"type": "object", "properties": {"n": {"type": "null"}}}]}, "oneOf"),
+        ({"oneOf": [{"properties": {"k": {"const": i}}} for i in (1, 2)]}, "oneOf"),
         ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "string"}], "$defs": {"a": {}}}, "oneOf"),
         ({"type": "nonsense"}, "nonsense"),
         ({"type": "string", "pattern": "(?=a)b"}, "cannot be followed"),

@@ -46,7 +46,8 @@ class _TellingApart:
         if _are_apart([_kinds(branch) for branch in branches]):
             return rest | {"anyOf": given}
         properties = [branch.get("properties") for branch in branches]
-        if all(isinstance(of_branch, dict) for of_branch in properties):
+        are_objects = all(branch.get("type") == "object" for branch in branches)
+        if are_objects and all(isinstance(of_branch, dict) for of_branch in properties):
             for name in properties[0]:
                 if _are_apart([_values(of_branch.get(name)) for of_branch in properties]):
                     return rest | {"anyOf": [self._with(branch, name) for branch in given]}

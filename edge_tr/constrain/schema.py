@@ -51,7 +51,7 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
             _check_part(part, name)
             _check_circle(part, schema, name)
         schema = rewritten(tell_apart(schema), with_real_dates)
-        if not any("allOf" in part or _is_joined(part) for part in parts(schema)):
+        if not any(part.keys() & {"allOf", "oneOf"} or _is_joined(part) for part in parts(schema)):
             schema = rewritten(schema, _closed)
     try:
         grammar = LLMatcher.grammar_from_json_schema(

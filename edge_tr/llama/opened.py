@@ -57,7 +57,6 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         **options: Any,
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
-        self._idle_unload_s = idle_unload_s
         self._idle = Idle(idle_unload_s, self._unload, self._load)
         self._natives: Natives | None = None
         self._turns = Turns(lambda: (interrupt() or bool)(), self._idle.used)
@@ -238,7 +237,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         state: dict[str, Any] = super().__getstate__() | self._own
         return state | {
             "rpc_servers": self._servers.names,
-            "idle_unload_s": self._idle_unload_s,
+            "idle_unload_s": self._idle.idle_s,
         }
 
     def __copy__(self: _Self) -> _Self:
