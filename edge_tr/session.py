@@ -11,11 +11,14 @@ from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
+from edge_tr.gguf_file.info import inspect
 from edge_tr.idle import Idle
+from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.kept_cells import KeptCells
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.llama.turns import Turns
+from edge_tr.needs import require_fit
 from edge_tr.stats import Stats
 from edge_tr.target import Int32
 
@@ -45,7 +48,7 @@ class Session(Drafting, Closing):
 
     Raises
     ------
-    ModelError and its kinds : the model cannot be opened.
+    ModelError and its kinds : the model cannot be opened, or would not fit in memory.
     ConfigError : a value that is not allowed.
     """
 
@@ -65,17 +68,20 @@ class Session(Drafting, Closing):
         self.turns = Turns(lambda: self.decoder.cancel(), self.idle.used)
         self.has_learned = False
         self._latest: Callable[[], Answer | None] = lambda: None
+        context, draft = context or ContextConfig(), draft or DraftConfig()
+        if n_gpu_layers == 0 or not (rpc or has_gpu()):
+            require_fit(inspect(path), context, draft)
         may_unload = idle_unload_s is not None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc, may_unload=may_unload)
         try:
-            self.target: LlamaTarget = LlamaTarget(self.model, context or ContextConfig())
+            self.target: LlamaTarget = LlamaTarget(self.model, context)
         except BaseException:
             self.model.close()
             raise
         try:
             super().__init__(
                 self.target,
-                draft or DraftConfig(),
+                draft,
                 self.model.fingerprint(),
                 plain_reason=self.target.plain_reason,
                 progress=progress,

@@ -24,7 +24,7 @@ FLOORS = (
     ("chat", "constrain", "costs", "gguf_file", "idle", "machine"),
     ("drafts",),
     ("config", "decode"),
-    ("measuring",),
+    ("measuring", "needs"),
     ("drafting",),
     ("llama",),
     ("answer", "models", "tuning"),
