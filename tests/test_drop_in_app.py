@@ -66,6 +66,45 @@ def test_cancel_while_tokens_come(llm: Llama) -> None:
     assert text_of(llm) == expected
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_exception_in_a_logits_processor_reaches_the_caller(
+    llm: Llama, stream: bool, at: int
+) -> None:
+    expected = text_of(llm)
+    calls = 0
+
+    def fail(input_ids: Any, scores: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > at:
+            raise LookupError("of the processor")
+        return scores
+
+    processor = llama_cpp.LogitsProcessorList([fail])
+    with pytest.raises(LookupError, match="of the processor"):
+        list(llm.create_completion(PROMPT, stream=stream, logits_processor=processor, **GREEDY))
+    assert text_of(llm) == expected
+
+
+SLOW_GRAMMAR = "root ::= (" + "[a-z]? " * 12 + ")+"
+
+
+def test_cancel_in_a_slow_grammar(llm: Llama) -> None:
+    expected = text_of(llm)
+    grammar = llama_cpp.LlamaGrammar.from_string(SLOW_GRAMMAR, verbose=False)
+    chunks = llm.create_completion(
+        PROMPT, stream=True, grammar=grammar, **GREEDY | {"max_tokens": 4000}
+    )
+    assert next(chunks)
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(list, chunks)
+        llm.cancel()
+        with pytest.raises(CancelledError):
+            rest.result()
+    assert text_of(llm) == expected
+
+
 def test_cancel_in_a_prefill_of_4000_tokens(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = text_of(llm)
     target: Any = llm._decoder.target  # type: ignore[union-attr]

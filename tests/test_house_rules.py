@@ -21,10 +21,10 @@ PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "edge_
 FLOORS = (
     ("errors", "kernels", "stats", "target"),
     ("files",),
-    ("chat", "constrain", "costs", "gguf_file", "machine"),
+    ("chat", "constrain", "costs", "gguf_file", "idle", "machine"),
     ("drafts",),
     ("config", "decode"),
-    ("measuring",),
+    ("measuring", "needs"),
     ("drafting",),
     ("llama",),
     ("answer", "models", "tuning"),

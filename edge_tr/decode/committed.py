@@ -67,11 +67,12 @@ class Committed:
         self.lanes.recover(min(n_past, self.lanes.n_past))
         self.n = max(self.n_kept, self.lanes.n_past)
 
-    def adopt(self, n: int) -> None:
-        """Take the cells that something else wrote on lane 0 for the first ``n`` tokens."""
+    def adopt(self, n: int, n_text: int = 0) -> None:
+        """Take the cells that something else wrote on lane 0 for the first ``n`` tokens of a text
+        of ``n_text``, or of no more."""
         self.last_row = None
         self.lanes.adopt(n)
-        self.n = self.n_kept = n
+        self.n = self.n_kept = max(n, n_text)
 
     def hold(self, n: int) -> None:
         """Make the cache hold the first ``n`` tokens on lane 0, and nothing else."""

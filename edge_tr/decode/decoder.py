@@ -174,12 +174,13 @@ class Decoder:
         with self._recovering():
             self._steps.finish(self.stats)
 
-    def adopt(self, n_tokens: int) -> None:
+    def adopt(self, n_tokens: int, n_text: int = 0) -> None:
         """Take the cells that something else wrote on lane 0 for ``buffer``'s first
-        ``n_tokens`` tokens; a generation that is running ends."""
+        ``n_tokens`` tokens, of the ``n_text`` that the text has where it is longer; a generation
+        that is running ends."""
         self._running = None
         self._steps.drop()
-        self._committed.adopt(n_tokens)
+        self._committed.adopt(n_tokens, n_text)
 
     def check_prompt(
         self, prompt: Sequence[int] | Int32, *, max_tokens: int | None = None, room: int = 1

@@ -44,6 +44,8 @@ class Llama(OpenedLlama):
         ``matrix_path``; None = they end with the process. It holds texts.
     rpc_servers : servers of llama.cpp's RPC back end that take layers too, a list of ``host:port``
         or a text with commas; ``n_gpu_layers`` counts their layers and must not be 0.
+    idle_unload_s : seconds without a call after which the model's memory is given back; the next
+        call opens it again, with what was learned and the text in the cache.
     **options : the arguments of ``llama_cpp.Llama``. A name that it does not know gives a warning.
 
     Attributes
