@@ -35,14 +35,19 @@ class Running:
 
 @contextmanager
 def serving(
-    model: Path, *, n_ctx: int = 512, tree: TreeTemplate | None = None, **config: Any
+    model: Path,
+    *,
+    n_ctx: int = 512,
+    tree: TreeTemplate | None = None,
+    n_gpu_layers: int = 0,
+    **config: Any,
 ) -> Iterator[Running]:
     """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``tree`` is drafted at
     every step, without it nothing is."""
     settings = ServerConfig(port=0, **config)
     context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
     draft = DraftConfig(speculative=tree or "off", start="empty")
-    with Session(model, context=context, draft=draft) as session:
+    with Session(model, context=context, draft=draft, n_gpu_layers=n_gpu_layers) as session:
         service = Service(session, NAME, Embedder(model, n_threads=1), settings)
         server = Server(service)
         with listen(settings) as listener:

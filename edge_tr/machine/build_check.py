@@ -33,6 +33,7 @@ _DEATHS = {
 }
 NO_FUSION = "GGML_VK_DISABLE_FUSION"
 """Variable that has llama.cpp's Vulkan back end run each operation as a kernel of its own."""
+_COMMAND = (sys.executable, "-m", "edge_tr.machine.build_child")
 _CHOOSE_DEVICES = ("GGML_VK_", "CUDA_VISIBLE", "VK_ICD_", "VK_DRIVER_")
 """Beginnings of the variables that change which devices there are, or how they compute."""
 
@@ -92,7 +93,7 @@ def check_build(
     BuildCheck
         Never raises for what is wrong with the build.
     """
-    command = [sys.executable, "-m", "edge_tr.machine.build_child"]
+    command = list(_COMMAND)
     if model is not None:
         command += [str(model.resolve()), str(n_gpu_layers)]
     found = _run(command, dict(os.environ), timeout_s)
