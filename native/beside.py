@@ -22,9 +22,13 @@ from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.machine.build_check import NO_FUSION  # noqa: E402
 from native.build import PRESETS, Plan, build, make_plan  # noqa: E402
 
-SOFTWARE = {"GGML_VK_VISIBLE_DEVICES": "0", NO_FUSION: "1"}
-"""llama.cpp takes a Vulkan device that is no GPU only by its number; Mesa 22's dies of fused
-kernels."""
+SOFTWARE = {
+    "GGML_VK_VISIBLE_DEVICES": "0",
+    NO_FUSION: "1",
+    "GGML_VK_DISABLE_GRAPH_OPTIMIZE": "1",
+}
+"""llama.cpp takes a Vulkan device that is no GPU only by its number. Mesa 22.3 dies of fused
+kernels, and with flash attention and experts of kernels in another order."""
 _GPUS = """
 import json
 from edge_tr.llama import devices

@@ -25,9 +25,9 @@ from edge_tr.target import TargetModel
 DRAFTABLE = ("llama", "gemma3", "mixtral")
 """Dense, with a sliding window, of experts."""
 CONTEXT: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
-TREE = TreeTemplate.paper().prefix(15)
-WIDTHS = (2, 4, 8, 16)
-"""Of the control; steps of ``TREE`` are 16 tokens wide and more."""
+TREE = TreeTemplate.paper().prefix(7)
+WIDTHS = (2, 4, 8)
+"""Of the control; steps of ``TREE`` are 8 tokens wide and a little more."""
 
 Open = Callable[..., LlamaTarget]
 
