@@ -16,7 +16,6 @@ from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
-from edge_tr.llama import devices
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.equality import EqualityReport, TextPair, compare_texts
@@ -30,11 +29,6 @@ WIDTHS = (2, 4, 8)
 """Of the control; steps of ``TREE`` are 8 tokens wide and a little more."""
 
 Open = Callable[..., LlamaTarget]
-
-
-def is_software() -> bool:
-    """Whether the GPU is Mesa's software device, on which a real model takes hours."""
-    return any("llvmpipe" in devices.description(device) for device in devices.gpus())
 
 
 @pytest.fixture(scope="module")
