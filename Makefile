@@ -27,8 +27,12 @@ test: setup lint
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.venv/numba-boundscheck $(BIN)/python -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m pytest
 
+# A process for each file: Mesa's software device dies of what many contexts leave behind.
 test-gpu: setup
-	$(BIN)/python native/beside.py --preset $(GPU_PRESET) --software -- python -m pytest -m gpu -rs
+	@for file in $$(grep -l 'mark.gpu' tests/test_*.py); do \
+	  $(BIN)/python native/beside.py --preset $(GPU_PRESET) --software -- \
+	    python -m pytest -m gpu -rs $$file || exit 1; \
+	done
 
 fast: lint
 	$(BIN)/python -m pytest $(FAST_TESTS)
