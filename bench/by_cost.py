@@ -39,6 +39,7 @@ from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.history import History
 from edge_tr.files.whole_file import write_whole
 from edge_tr.machine.facts import n_cores
 from edge_tr.measuring.steps import measure_costs
@@ -143,12 +144,15 @@ def answer_all(
     prompts: Sequence[tuple[str, Int32]],
     n_tokens: int,
     believed: CostTable | None = None,
+    *,
+    n_history: int = DraftConfig.n_history,
 ) -> dict[str, Any]:
     """Answer texts of several kinds; what each kind and all together cost, see ``summarise``.
 
     Parameters
     ----------
     believed : the table that automatic mode starts with, where it is another.
+    n_history : tokens of earlier texts that it looks for matches in.
     """
     costs = TableCosts(believed or table, table.widths[-1], table)
     candidates = Candidates(AdjacencyMatrix(target.n_vocab))
@@ -158,6 +162,7 @@ def answer_all(
         costs=costs,
         max_nodes=table.widths[-1] - 1,
         max_lanes=target.n_lanes,
+        history=History(n_history),
     )
     decoder = Decoder(target, drafter, costs=costs)
     rows: dict[str, list[list[float]]] = {}

@@ -32,9 +32,9 @@ class RecordingRecycler(GrownTreeDrafter):
     hits: list[tuple[int, ...]]
     expected: list[Float32]
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self.hits, self.expected = [], []
-        super().begin(tokens)
+        super().begin(tokens, temperature)
 
     def learn(
         self, draft: Draft, ids: Int32, values: Float32, accepted: Int32, emitted: list[int]

@@ -201,6 +201,7 @@ class _Noting:
 
     def __init__(self, sampler: Sampler | None, rows: deque[Float32]) -> None:
         self._sampler, self._rows = sampler, rows
+        self.temperature = 0.0 if sampler is None else sampler.temperature
 
     def sample(self, batch_index: int, logits: Float32) -> int:
         self._rows.append(np.array(logits, dtype=np.float32))

@@ -14,6 +14,9 @@ from edge_tr.errors import ConfigError
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """Types of the KV cache."""
 
+MAX_HISTORY = 1 << 28
+"""Most tokens of a history."""
+
 
 @dataclass(frozen=True)
 class ContextConfig:
@@ -96,6 +99,9 @@ class DraftConfig:
         starts without candidates, "random" with random ones (an experiment of the paper).
     harvest : fill rows from the prompt's own logits while it is read.
     matrix_path : file of the matrix; None = the default file of the tokenizer.
+    n_history : tokens of earlier prompts and answers that automatic mode keeps in memory, 9 bytes
+        each, to look for what a text repeats; 0 = none.
+    history_path : file in which they are kept from run to run; None = they end with the process.
     exact : use only batch widths whose logits are bit-equal to one-token decoding here.
 
     Raises
@@ -109,11 +115,23 @@ class DraftConfig:
     start: Literal["inherited", "empty", "random"] = "inherited"
     harvest: bool = True
     matrix_path: Path | None = None
+    n_history: int = 1 << 20
+    history_path: Path | None = None
     exact: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= self.k <= MAX_K:
             raise ConfigError(f"k {self.k} is not allowed; it must be 1 to {MAX_K}", field="k")
+        if not 0 <= self.n_history <= MAX_HISTORY:
+            raise ConfigError(
+                f"n_history {self.n_history} is not allowed; it must be 0 to {MAX_HISTORY}",
+                field="n_history",
+            )
+        if self.history_path is not None and self.n_history == 0:
+            raise ConfigError(
+                "n_history 0 is not allowed beside a history_path; nothing would be kept in it",
+                field="n_history",
+            )
         if not isinstance(self.speculative, TreeTemplate):
             _check_choice("speculative", self.speculative, ("auto", "off"))
         _check_choice("update", self.update, ("all", "accepted"))

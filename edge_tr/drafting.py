@@ -11,12 +11,13 @@ from edge_tr.config import DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.decoder import Decoder
 from edge_tr.decode.topk import default_threads
-from edge_tr.drafts import matrix_file
+from edge_tr.drafts import history_file, matrix_file
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Drafter
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.history import History
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, MatrixDamagedError, MatrixFileError
 from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget_costs, save_costs
@@ -61,6 +62,7 @@ class Drafting:
     Attributes
     ----------
     candidates, matrix : what was learned, in this run and in those before.
+    history : earlier texts that automatic mode drafts from; see ``DraftConfig``.
     decoder : decodes with it.
     notices : lines worth telling the user: why drafting is off, why a matrix was not loaded.
     probe : outcome of the width probe, made only for ``exact``.
@@ -68,7 +70,7 @@ class Drafting:
     Raises
     ------
     ConfigError : a tree with more leaves than the target has lanes, or ranks than k.
-    MatrixFileError : ``draft.matrix_path`` was given and cannot be used.
+    MatrixFileError : ``draft.matrix_path`` or ``history_path`` was given and cannot be used.
     """
 
     def __init__(
@@ -90,6 +92,7 @@ class Drafting:
         self._progress = progress
         self.candidates = self._start_candidates()
         self.matrix = self.candidates.matrix
+        self.history = self._start_history()
         self.decoder = self._make_decoder(plain_reason)
 
     @property
@@ -100,7 +103,7 @@ class Drafting:
     def _start_candidates(self) -> Candidates:
         config, n_vocab = self.draft, self.target.n_vocab
         if config.matrix_path is not None:
-            matrix_file.check_own(config.matrix_path)
+            matrix_file.FILE.check_own(config.matrix_path)
         if config.start == "random":
             return Candidates(AdjacencyMatrix.random(n_vocab, config.k))
         if config.start == "inherited" and self.matrix_path.exists():
@@ -114,6 +117,17 @@ class Drafting:
                     raise
                 self.notices.append(f"starting with an empty matrix: {error}")
         return Candidates(AdjacencyMatrix(n_vocab, config.k))
+
+    def _start_history(self) -> History:
+        config = self.draft
+        automatic = config.speculative == "auto" and self._drafter is None
+        history = History(config.n_history if automatic else 0)
+        if config.history_path is not None:
+            history_file.FILE.check_own(config.history_path)
+            if automatic and config.history_path.exists():
+                n_vocab = self.target.n_vocab
+                history_file.load(config.history_path, history, self.fingerprint, n_vocab)
+        return history
 
     def _make_decoder(self, reason: str) -> Decoder:
         config, target = self.draft, self.target
@@ -177,6 +191,7 @@ class Drafting:
             max_nodes=table.widths[-1] - 1,
             max_lanes=target.n_lanes,
             harvest=harvest,
+            history=self.history,
         )
         recycler.compile()
         return costs, recycler
@@ -197,12 +212,25 @@ class Drafting:
         return f"automatic mode {share}; cost here, in plain steps: {prices}"
 
     def save_matrix(self) -> Path:
-        """Save the adjacency matrix to its file.
+        """Save the adjacency matrix to its file, and the history where it has one.
+
+        Raises
+        ------
+        MatrixFileError : a file cannot be written; an older one is left as it was.
+        """
+        extra = self.candidates.to_arrays()
+        matrix_file.save(self.matrix_path, self.matrix, self.fingerprint, extra)
+        self.save_history()
+        return self.matrix_path
+
+    def save_history(self) -> None:
+        """Save the history, where it has a file.
 
         Raises
         ------
         MatrixFileError : the file cannot be written; an older one is left as it was.
         """
-        extra = self.candidates.to_arrays()
-        matrix_file.save(self.matrix_path, self.matrix, self.fingerprint, extra)
-        return self.matrix_path
+        path, drafter = self.draft.history_path, self.decoder.drafter
+        if path is not None and isinstance(drafter, GrownTreeDrafter):
+            drafter.end()
+            history_file.save(path, self.history, self.fingerprint, self.target.n_vocab)

@@ -28,7 +28,7 @@ class TestDrafter:
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         raise AssertionError("harvest is off")
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         pass
 
     def learn(
@@ -92,7 +92,7 @@ class OracleDrafter(TestDrafter):
         self._wrong_last = wrong_last
         self._n_emitted = 0
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self._n_emitted = 0
 
     def learn(

@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 Match = tuple[int, int]
-"""``(position after the match, number of tokens that agree)``."""
+"""``(place after the match, number of tokens that agree)``; in the history ``EARLIER + place``."""
+
+EARLIER = 1 << 30
+LEAST_EARLIER = 4
 
 Row = list[tuple[int, int]]
 """Candidates and their codes, best first."""
@@ -22,19 +25,31 @@ def probability_code(p: float) -> int:
     return 2 + bisect_right([0.04, 0.1, 0.2, 0.4, 0.6, 0.8, 0.95], p)
 
 
-def match_class(length: int, says_other: bool, level: int) -> int:
+def match_class(length: int, says_other: bool, level: int, earlier: bool) -> int:
     if says_other:
         return 22 if length >= 4 else 21
-    return 5 * level + 1 + bisect_right([3, 5, 9, 17], length)
+    return 25 * earlier + 5 * level + 1 + bisect_right([3, 5, 9, 17], length)
 
 
 def match_level(rate: float) -> int:
     return bisect_right([0.35, 0.8, 0.95], rate)
 
 
-def next_rate(rate: float, proposed: Sequence[tuple[int, int]], token: int) -> float:
-    """The share of right longest matches after one more token."""
-    return rate + 0.2 * ((proposed[0][0] == token) - rate) if proposed else rate
+Proposed = list[tuple[int, int, bool]]
+"""Of each match the next token, how many agree, and whether it lies in the history."""
+
+Rates = tuple[float, float]
+"""How often the longest matches were right of late, in the text and in the history."""
+
+
+def next_rates(rates: Rates, proposed: Proposed, token: int) -> Rates:
+    """The shares of right longest matches after one more token."""
+
+    def next_rate(rate: float, earlier: bool) -> float:
+        first = next((t for t, _, e in proposed if e == earlier), None)
+        return rate if first is None else rate + 0.2 * ((first == token) - rate)
+
+    return next_rate(rates[0], False), next_rate(rates[1], True)
 
 
 def codes_of(values: Sequence[float], *, by_rank: bool = False) -> list[int]:
@@ -53,29 +68,43 @@ class Sources:
     ----------
     single : row of each token that has one.
     pair : row of each pair of tokens that has one.
-    rate : how often the longest matches were right of late.
+    history : earlier texts, -1 behind each.
+    rates : of the matches before.
     """
 
     single: dict[int, Row] = field(default_factory=dict)
     pair: dict[tuple[int, int], Row] = field(default_factory=dict)
-    rate: float = 0.5
+    history: list[int] = field(default_factory=list)
+    rates: Rates = (0.5, 0.5)
 
-    def gather(
-        self, a: int, b: int, proposed: Sequence[tuple[int, int]], rate: float
-    ) -> dict[int, int]:
+    def proposed(self, text: Sequence[int], matches: Sequence[Match]) -> Proposed:
+        """What each match says."""
+        return [
+            (self.history[i - EARLIER], length, True) if i >= EARLIER else (text[i], length, False)
+            for i, length in matches
+        ]
+
+    def follow(self, text: Sequence[int], matches: Sequence[Match], token: int) -> list[Match]:
+        """The matches that go on with ``token``, one token further."""
+        said = zip(matches, self.proposed(text, matches), strict=True)
+        further = [(i + 1, min(32, length + 1)) for (i, length), (t, _, _) in said if t == token]
+        return [m for m in further if m[0] < EARLIER or self.history[m[0] - EARLIER] >= 0]
+
+    def gather(self, a: int, b: int, proposed: Proposed, rates: Rates) -> dict[int, int]:
         """Cell of each candidate after ``(a, b)``.
 
-        ``proposed`` holds the next token and the length of each match, the longest first;
-        ``rate`` is the share of right ones before.
+        ``proposed`` holds what each match says, the longest first; ``rates`` are those before.
         """
         two = dict(self.pair.get((a, b), []))
         one = dict(self.single.get(b, []))
         lacking = (int((a, b) in self.pair), int(b in self.single))
         classes: dict[int, int] = {}
-        for token, length in proposed:
+        earlier = bool(proposed) and proposed[0][2]
+        level = match_level(rates[earlier])
+        for token, length, _ in proposed:
             says_other = token != proposed[0][0]
-            classes.setdefault(token, match_class(length, says_other, match_level(rate)))
-        no_match = 22 + max(1, match_level(rate)) if proposed else 0
+            classes.setdefault(token, match_class(length, says_other, level, earlier))
+        no_match = 22 + 23 * earlier + max(1, level) if proposed else 0
         tokens = list(dict.fromkeys([*two, *one, *classes]))[:MOST_CANDIDATES]
         return {
             t: (classes.get(t, no_match) * N_CODES + two.get(t, lacking[0])) * N_CODES
@@ -97,15 +126,38 @@ def find_matches(text: Sequence[int], n_places: int = 64, n_kept: int = 8) -> li
     return sorted(found, key=lambda match: -match[1])[:n_kept]
 
 
-def agreement(text: Sequence[int], i: int) -> int:
-    """How many tokens up to position ``i`` are those at the end of the text, at most 32."""
-    pairs = zip(text[i::-1], text[::-1], strict=False)
-    return min(32, next((n for n, (x, y) in enumerate(pairs) if x != y), i + 1))
+def find_earlier(
+    text: Sequence[int], history: Sequence[int], n_places: int = 64, n_kept: int = 4
+) -> list[Match]:
+    """The longest of the newest places in the history whose last four tokens are those of the
+    text, and behind which more follows."""
+    key = list(text[-LEAST_EARLIER:])
+    places = [
+        i
+        for i in range(LEAST_EARLIER - 1, len(history))
+        if len(key) == LEAST_EARLIER and history[i - LEAST_EARLIER + 1 : i + 1] == key
+    ]
+    found = [
+        (EARLIER + i + 1, agreement(text, i, history))
+        for i in places[::-1][:n_places]
+        if history[i + 1] >= 0
+    ]
+    return sorted(found, key=lambda match: -match[1])[:n_kept]
 
 
-def follow(text: Sequence[int], matches: Sequence[Match], token: int) -> list[Match]:
-    """The matches that go on with ``token``, one token further."""
-    return [(i + 1, min(32, length + 1)) for i, length in matches if text[i] == token]
+def find_all(text: Sequence[int], history: Sequence[int]) -> list[Match]:
+    """The longest of both, the text's own first among equals."""
+    if len(text) < 3:
+        return []
+    found = [*find_matches(text), *find_earlier(text, history)]
+    return sorted(found, key=lambda match: -match[1])[:8]
+
+
+def agreement(text: Sequence[int], i: int, other: Sequence[int] | None = None) -> int:
+    """How many tokens up to place ``i`` are those at the end of the text, at most 32."""
+    pairs = zip((text if other is None else other)[i::-1], text[::-1], strict=False)
+    most = min(32, i + 1, len(text))
+    return min(most, next((n for n, (x, y) in enumerate(pairs) if x != y), most))
 
 
 @dataclass
@@ -126,14 +178,13 @@ def children(
 ) -> list[Candidate]:
     """Every child of the node at ``path`` with the probability of its path."""
     line = list(text)
-    matches, rate = list(root_matches), sources.rate
+    matches, rates = list(root_matches), sources.rates
     for token in path:
-        rate = next_rate(rate, [(line[i], length) for i, length in matches], token)
-        matches = follow([*line, token], matches, token)
+        rates = next_rates(rates, sources.proposed(line, matches), token)
+        matches = sources.follow(line, matches, token)
         line.append(token)
-    proposed = [(line[i], length) for i, length in matches]
     before = line[-2] if len(line) > 1 else -1
-    cells = sources.gather(before, line[-1], proposed, rate)
+    cells = sources.gather(before, line[-1], sources.proposed(line, matches), rates)
     p = estimate(list(cells.values()), calibration)
     return [Candidate((*path, t), chance * x) for t, x in zip(cells, p, strict=True)]
 
@@ -194,9 +245,9 @@ def calibrate(
     root_matches: Sequence[Match],
     emitted: Sequence[int],
     rank_counts: list[list[list[float]]],
-) -> float:
+) -> Rates:
     """Count the candidates of each place on the emitted path, by cell and by source and rank;
-    old counts fade. The share of right longest matches after it."""
+    old counts fade. The shares of right longest matches after it."""
 
     def count(hits: list[float], trials: list[float], place: int, hit: bool) -> None:
         trials[place] += 1
@@ -205,22 +256,22 @@ def calibrate(
             trials[place] /= 2
             hits[place] /= 2
 
-    rate = sources.rate
+    rates = sources.rates
     line = list(text)
     whole = [*text, *emitted]
     matches = list(root_matches)
     hits, trials = calibration
     for token in emitted:
-        proposed = [(whole[i], length) for i, length in matches]
+        proposed = sources.proposed(whole, matches)
         before = line[-2] if len(line) > 1 else -1
-        for candidate, cell in sources.gather(before, line[-1], proposed, rate).items():
+        for candidate, cell in sources.gather(before, line[-1], proposed, rates).items():
             count(hits, trials, cell, candidate == token)
         pair = sources.pair.get((before, line[-1]), [])
         single = sources.single.get(line[-1], [])
-        for source, row in enumerate((pair, single, proposed)):
+        for source, row in enumerate((pair, single, [(t, 0) for t, _, _ in proposed])):
             for rank, (candidate, _) in enumerate(row):
                 count(rank_counts[0][source], rank_counts[1][source], rank, candidate == token)
-        rate = next_rate(rate, proposed, token)
+        rates = next_rates(rates, proposed, token)
+        matches = sources.follow(whole, matches, token)
         line.append(token)
-        matches = follow(line, matches, token)
-    return rate
+    return rates

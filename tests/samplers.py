@@ -20,11 +20,11 @@ class TemperatureSampler:
     def __init__(self, temperature: float, seed: int) -> None:
         if not temperature > 0:
             raise ConfigError(f"temperature {temperature} is not allowed; it must be above 0")
-        self._temperature = temperature
+        self.temperature = temperature
         self._rng = np.random.default_rng(seed)
 
     def sample(self, batch_index: int, logits: Float32) -> int:
-        scaled = logits.astype(np.float64) / self._temperature
+        scaled = logits.astype(np.float64) / self.temperature
         highest = scaled.max()
         if not np.isfinite(highest):
             raise DecodeError(f"the model returned a row whose highest logit is {highest}")

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_target import FakeTarget, HashModel
+from samplers import TemperatureSampler
 
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
@@ -16,7 +17,9 @@ from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Draft
 from edge_tr.drafts.grown_tree import GrownTreeDrafter, first_reach
+from edge_tr.drafts.prior import prior
 from edge_tr.errors import ConfigError
+from edge_tr.kernels import candidates as kernels
 
 N_VOCAB = 30
 PROMPT = [3, 7, 9, 3, 7, 9, 3, 7]
@@ -63,10 +66,38 @@ def test_what_was_learned_survives_a_file(n_pairs: int) -> None:
     after = Candidates(before.matrix, n_pairs=n_pairs)
     after.load_arrays(stored(before))
     np.testing.assert_array_equal(before.codes, after.codes)
-    np.testing.assert_array_equal(before.calibration, after.calibration)
+    np.testing.assert_array_equal(before.calibrations, after.calibrations)
     np.testing.assert_array_equal(before.rank_counts, after.rank_counts)
     for name in ("pair_keys", "pair_rows", "pair_codes"):
         np.testing.assert_array_equal(before.to_arrays()[name], after.to_arrays()[name])
+
+
+def test_a_file_from_before_there_was_a_history() -> None:
+    before = used()
+    arrays = stored(before)
+    del arrays["calibration_drawn"]
+    n_own = kernels.N_OWN_CELLS
+    arrays["calibration"] = arrays["calibration"][:, :n_own]
+    after = Candidates(before.matrix)
+    after.load_arrays(arrays)
+    np.testing.assert_array_equal(after.calibration[:, :n_own], arrays["calibration"])
+    np.testing.assert_array_equal(after.calibration[:, n_own:], prior()[:, n_own:])
+    np.testing.assert_array_equal(after.calibrations[1], prior())
+
+
+def test_drawn_texts_are_counted_apart() -> None:
+    candidates = used()
+    greedy = candidates.calibrations[0].copy()
+    for temperature, changed in ((0.5, 1), (0.7, 1), (0.8, 2), (0.0, 0)):
+        others = [i for i in range(3) if i != changed]
+        before = candidates.calibrations.copy()
+        recycler = GrownTreeDrafter(candidates, n_ctx=150, max_nodes=10, max_lanes=16)
+        sampler = TemperatureSampler(temperature, 1) if temperature else None
+        decoder = Decoder(FakeTarget(HashModel(N_VOCAB), n_ctx=150, n_lanes=16), recycler)
+        list(decoder.generate(PROMPT, max_tokens=60, sampler=sampler))
+        assert (candidates.calibrations[changed] != before[changed]).any()
+        np.testing.assert_array_equal(candidates.calibrations[others], before[others])
+    assert (candidates.calibrations[0] != greedy).any()
 
 
 def test_a_smaller_table_keeps_the_newest_pairs() -> None:

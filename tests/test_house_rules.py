@@ -19,7 +19,8 @@ SOURCES = sorted(p for d in ("edge_tr", "bench", "native") for p in (ROOT / d).r
 PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "edge_tr"]
 
 FLOORS = (
-    ("errors", "files", "kernels", "stats", "target"),
+    ("errors", "kernels", "stats", "target"),
+    ("files",),
     ("chat", "constrain", "costs", "gguf_file", "machine"),
     ("drafts",),
     ("config", "decode"),
@@ -43,11 +44,11 @@ LLAMA_CPP = {
 MAX_LINES = 320
 LONG_MODULES = {
     "edge_tr/decode/decoder.py": 490,
-    "edge_tr/kernels/candidates.py": 775,  # Numba's cache asks for one call graph in one file
+    "edge_tr/kernels/candidates.py": 720,  # Numba's cache asks for one call graph in one file
     "native/build.py": 335,
 }
 MAX_FUNCTION = 60
-LONG_FUNCTIONS = {"_gather": 64, "topk_rows": 62, "measure_costs": 74}
+LONG_FUNCTIONS = {"_gather": 66, "topk_rows": 62}
 MAX_PARAMETERS = 10
 MANY_PARAMETERS = {"fill_batch": 15}
 

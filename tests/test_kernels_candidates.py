@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edge_tr.kernels import candidates as kernels
+from edge_tr.kernels import matches as match_kernels
 
 Array = np.ndarray[Any, Any]
 SEEDS = range(12)
@@ -82,8 +83,15 @@ def learn(seed: int, *, n_vocab: int = 6, k: int = 4, pairs: bool = True) -> Lea
             sources.pair[a, b] = random_row(rng, n_vocab, PAIR_K)
     trials = rng.uniform(4, 20, kernels.N_CELLS)
     calibration = np.stack((trials * rng.uniform(0, 0.6, kernels.N_CELLS), trials))
-    sources.rate = rng.uniform(0.2, 1)
+    sources.rates = rng.uniform(0.2, 1), rng.uniform(0.2, 1)
+    sources.history = random_history(seed, n_vocab)
     return as_arrays(sources, calibration, n_vocab, k)
+
+
+def random_history(seed: int, n_vocab: int) -> list[int]:
+    """Three earlier texts; parts of them stand in ``random_text`` too."""
+    texts = random_text(seed)[5:35], random_text(seed)[20:50], random_text(seed + 99)
+    return [t for text in texts for t in [*(text % n_vocab).tolist(), -1]]
 
 
 def as_arrays(sources: naive.Sources, calibration: Array, n_vocab: int, k: int) -> Learned:
@@ -109,31 +117,43 @@ def pair_arrays(pairs: dict[tuple[int, int], naive.Row]) -> tuple[Array, Array, 
 
 
 class Index:
-    """The match index of a text that grows."""
+    """The match index of a text that grows, beside a history."""
 
-    def __init__(self, n_ctx: int) -> None:
-        self.heads = np.full(1 << 14, -1, dtype=np.int32)
-        self.links = np.full(n_ctx, -1, dtype=np.int32)
+    def __init__(self, n_ctx: int, history: list[int]) -> None:
+        self.history = np.array([*history, -1], dtype=np.int32)
+        self.index = match_kernels.Index(
+            heads=np.full(1 << 14, -1, dtype=np.int32),
+            links=np.full(n_ctx, -1, dtype=np.int32),
+            history_heads=np.full(1 << 4, -1, dtype=np.int32),
+            history_links=np.full(len(history), -1, dtype=np.int32),
+        )
+        heads, links = self.index.history_heads, self.index.history_links
+        match_kernels.index_history(self.history, 0, len(history), heads, links)
         self.n = 0
 
     def matches(self, text: Array) -> list[naive.Match]:
-        kernels.index_tokens(text, self.n, len(text) - 1, self.heads, self.links)
-        self.n = len(text) - 1
-        found = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
-        n = kernels.find_matches(text, len(text), self.heads, self.links, found[0], found[1])
-        return [(int(i), int(length)) for i, length in found[:, :n].T]
+        """Those of a text that begins with the one before."""
+        n = self.extend(text.copy(), text[self.n :])
+        return [(int(i), int(length)) for i, length in self.found[:, :n].T]
+
+    def extend(self, tokens: Array, new: Array) -> int:
+        n, self.n = self.n, self.n + len(new)
+        self.found = np.zeros((2, match_kernels.MAX_MATCHES), dtype=np.int32)
+        index = tuple(self.index)
+        return int(match_kernels.extend(tokens, n, new, index, self.history, self.found))
 
 
 def match_array(matches: list[naive.Match]) -> Array:
-    array = np.zeros((2, kernels.MAX_MATCHES), dtype=np.int32)
+    array = np.zeros((2, match_kernels.MAX_MATCHES), dtype=np.int32)
     if matches:
         array[:, : len(matches)] = np.array(matches, dtype=np.int32).T
     return array
 
 
-def committed(text: Array, matches: list[naive.Match], *, rate: float) -> kernels.Committed:
+def committed(text: Array, matches: list[naive.Match], sources: naive.Sources) -> kernels.Committed:
+    history = np.array([*sources.history, -1], dtype=np.int32)
     return kernels.Committed(
-        text, len(text), match_array(matches), len(matches), np.full(1, float(rate))
+        text, len(text), match_array(matches), len(matches), np.array(sources.rates), history
     )
 
 
@@ -175,7 +195,7 @@ def grow(
     chance = np.zeros(max_nodes + 1, dtype=np.float32)
     n = kernels.grow_tree(
         learned.arrays,
-        tuple(committed(text, matches, rate=learned.naive.rate)),
+        tuple(committed(text, matches, learned.naive)),
         (max_nodes, max_depth, max_lanes),
         (np.zeros(max_nodes + 1) if seconds is None else seconds, price),
         kernels.make_scratch(max_nodes),
@@ -216,7 +236,7 @@ def known_chances(
 def test_grow_tree_takes_the_most_probable_paths(seed: int, pairs: bool) -> None:
     learned = learn(seed, pairs=pairs)
     text = random_text(seed)
-    matches = naive.find_matches(text.tolist())
+    matches = naive.find_all(text.tolist(), learned.naive.history)
     for max_nodes, max_depth in ((0, 4), (1, 4), (5, 1), (12, 3), (30, 5)):
         tree = grow(learned, text, matches, max_nodes=max_nodes, max_depth=max_depth)
         best = naive.grow_tree(
@@ -235,7 +255,13 @@ def test_grow_tree_takes_the_most_probable_paths(seed: int, pairs: bool) -> None
 def test_a_grown_tree_is_in_bfs_order_and_has_no_twins(seed: int) -> None:
     learned = learn(seed)
     text = random_text(seed)
-    tree = grow(learned, text, naive.find_matches(text.tolist()), max_nodes=40, max_depth=6)
+    tree = grow(
+        learned,
+        text,
+        naive.find_all(text.tolist(), learned.naive.history),
+        max_nodes=40,
+        max_depth=6,
+    )
     assert tree.token[0] == text[-1]
     assert tree.parent[0] == -1
     assert all(parent < node for node, parent in enumerate(tree.parent))
@@ -259,8 +285,8 @@ def test_a_grown_tree_keeps_to_its_lanes(seed: int, max_lanes: int) -> None:
 
 
 def test_one_lane_is_the_chain_of_best_children() -> None:
-    learned = learn(3)
-    text = random_text(3)
+    learned = learn(6)
+    text = random_text(6)
     tree = grow(learned, text, [], max_nodes=5, max_depth=5, max_lanes=1)
     path: tuple[int, ...] = ()
     for node in range(1, len(tree.token)):
@@ -276,7 +302,7 @@ def test_grow_tree_cuts_where_a_node_costs_more_than_it_brings(seed: int, price:
     rng = np.random.default_rng(seed)
     learned = learn(seed)
     text = random_text(seed)
-    matches = naive.find_matches(text.tolist())
+    matches = naive.find_all(text.tolist(), learned.naive.history)
     seconds = np.cumsum(rng.choice([0.0, 0.5, 3.0], 25))  # a staircase
     tree = grow(learned, text, matches, max_nodes=24, seconds=seconds, price=price)
     whole = grow(learned, text, matches, max_nodes=24)
@@ -308,17 +334,21 @@ def test_a_token_that_stands_twice_in_a_row_is_one_candidate() -> None:
     assert tree.chance[1] == pytest.approx(0.009)
 
 
+@pytest.mark.parametrize("earlier", [False, True])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_find_matches(seed: int) -> None:
+def test_find_matches(seed: int, earlier: bool) -> None:
     text = random_text(seed, 300, 3)
-    index = Index(300)
+    history = random_history(seed, 3) if earlier else []
+    index = Index(300, history)
     for n in range(1, 300):
-        assert index.matches(text[:n]) == naive.find_matches(text[:n].tolist())
+        assert index.matches(text[:n]) == naive.find_all(text[:n].tolist(), history)
 
 
 def test_matches_agree_in_32_tokens_at_most() -> None:
     text = np.tile(np.arange(2, dtype=np.int32), 60)
-    assert Index(120).matches(text) == [(118 - 2 * i, 32) for i in range(kernels.MAX_MATCHES)]
+    assert Index(120, []).matches(text) == [
+        (118 - 2 * i, 32) for i in range(match_kernels.MAX_MATCHES)
+    ]
 
 
 def random_nodes(seed: int, k: int, n: int = 7, n_vocab: int = 6) -> kernels.Nodes:
@@ -398,17 +428,17 @@ def test_two_token_rows_spread_over_the_table() -> None:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
     learned = learn(seed, pairs=pairs)
-    learned.naive.rate = first_rate
+    learned.naive.rates = first_rate, 1 - first_rate
     calibration, ranks = learned.sources.calibration, learned.sources.rank_counts
     expected, expected_ranks = calibration.tolist(), ranks.tolist()
     text = random_text(seed, 80)
-    rate = np.full(1, first_rate)
+    rates = np.array(learned.naive.rates)
     for n in range(1, 70, 5):
-        matches = naive.find_matches(text[:n].tolist())
+        matches = naive.find_all(text[:n].tolist(), learned.naive.history)
         emitted = text[n : n + 5]
-        line = kernels.Committed(text, n, match_array(matches), len(matches), rate)
+        line = committed(text, matches, learned.naive)._replace(n=n, match_rate=rates)
         kernels.calibrate(learned.sources, line, emitted, 15.0)
-        learned.naive.rate = naive.calibrate(
+        learned.naive.rates = naive.calibrate(
             learned.naive,
             expected,
             15.0,
@@ -420,7 +450,7 @@ def test_calibrate(seed: int, pairs: bool, first_rate: float) -> None:
     np.testing.assert_allclose(calibration, expected)
     np.testing.assert_allclose(ranks, expected_ranks)
     assert (ranks[1, 1:].sum(axis=-1) > 0).all()
-    assert rate[0] == pytest.approx(learned.naive.rate)
+    assert rates.tolist() == pytest.approx(learned.naive.rates)
     assert (calibration != np.array(learned.calibration)).any()
 
 
@@ -445,7 +475,7 @@ def test_stored_probabilities(values: list[float], codes: list[int]) -> None:
 
 @pytest.mark.parametrize("counting", [True, False])
 @pytest.mark.parametrize("seed", SEEDS)
-def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> None:
+def test_learning_from_a_step_is_its_two_parts(seed: int, counting: bool) -> None:
     rng = np.random.default_rng(seed)
     text = np.zeros(90, dtype=np.int32)
     text[:60] = random_text(seed)
@@ -461,23 +491,20 @@ def test_learning_from_a_step_is_its_four_parts(seed: int, counting: bool) -> No
         ids = np.arange(5 * k, dtype=np.int32).reshape(5, k) % 6
         values = -np.arange(5 * k, dtype=np.float32).reshape(5, k)
         nodes = kernels.Nodes(token, slot, parent if in_one else before, 5, ids, values)
-        heads, links = np.full(64, -1, dtype=np.int32), np.full(90, -1, dtype=np.int32)
-        tokens, found, rate = text.copy(), match_array([]), np.full(1, 0.5)
-        kernels.index_tokens(tokens, 0, 59, heads, links)
-        n = kernels.find_matches(tokens, 60, heads, links, found[0], found[1])
-        line = kernels.Committed(tokens, 60, found, n, rate)
+        found = naive.find_all(text[:60].tolist(), learned.naive.history)
+        line = committed(text, found, learned.naive)._replace(n=60)
         if in_one:
             how = (1, False, counting, 50.0)
-            n = kernels.learn_step(
-                learned.arrays, tuple(line), (heads, links), tuple(nodes), emitted, how
-            )
+            kernels.learn_step(learned.arrays, tuple(line), tuple(nodes), emitted, how)
         else:
             if counting:
                 kernels.calibrate(learned.sources, line, emitted, 50.0)
             kernels.recycle_rows(learned.arrays, tuple(nodes), 1, False)
-            tokens[60:63] = emitted
-            kernels.index_tokens(tokens, 59, 62, heads, links)
-            n = kernels.find_matches(tokens, 63, heads, links, found[0], found[1])
-        results.append([*learned.arrays, rate, tokens, found[:, :n], links])
+        results.append([*learned.arrays, line.match_rate])
     for one, parts in zip(*results, strict=True):
         np.testing.assert_array_equal(one, parts)
+
+
+def test_both_files_of_kernels_have_the_same_constants() -> None:
+    for name in ("MAX_MATCHES", "EARLIER", "LONGEST_MATCH"):
+        assert getattr(kernels, name) == getattr(match_kernels, name)

@@ -23,8 +23,9 @@ from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.decode.decoder import Decoder
-from edge_tr.kernels import candidates, topk, tree
+from edge_tr.kernels import candidates, matches, topk, tree
 from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.history import History
 from samplers import TemperatureSampler
 from edge_tr.decode.topk import TopK
 from edge_tr.drafts.template import TreeTemplate
@@ -44,14 +45,17 @@ flat = CostTable((1, 9), (0,), ((1.0, 1.1),))
 for n_pairs in (0, 1 << 10):
     for costs in (None, StepCosts(flat, 9)):
         learned = Candidates(AdjacencyMatrix(30, 4), n_pairs=n_pairs)
-        recycler = GrownTreeDrafter(learned, n_ctx=200, costs=costs, max_nodes=8, max_lanes=8)
+        recycler = GrownTreeDrafter(
+            learned, n_ctx=200, costs=costs, max_nodes=8, max_lanes=8, history=History(500)
+        )
         recycler.compile()
-        list(Decoder(target, recycler, costs=costs).generate(np.arange(20), max_tokens=100))
+        for _ in range(2):
+            list(Decoder(target, recycler, costs=costs).generate(np.arange(20), max_tokens=100))
         Candidates(learned.matrix, n_pairs=1 << 10).load_arrays(learned.to_arrays())
 TopK(8, 3)(np.zeros((5, 1 << 18), dtype=np.float32))
 kernels = {
     name: value
-    for module in (candidates, topk, tree)
+    for module in (candidates, matches, topk, tree)
     for name, value in vars(module).items()
     if hasattr(value, "signatures")
 }
@@ -63,7 +67,7 @@ print(json.dumps({name: [str(s) for s in kernel.signatures] for name, kernel in 
 CALLED = [
     *("topk_rows", "fill_tree", "plan_batch", "fill_batch", "walk_greedy", "find_child"),
     *("recycle", "grow_tree", "learn_step", "recycle_rows", "insert_pairs"),
-    *("index_tokens", "find_matches"),
+    *("extend", "index_history", "holds_text"),
 ]
 
 pytestmark = pytest.mark.skipif(

@@ -60,6 +60,8 @@ def test_the_row_of_the_prompt_is_still_there_when_it_is_asked_for() -> None:
     rows = []
 
     class Spy:
+        temperature = 0.0
+
         def sample(self, index: int, logits: Float32) -> int:
             rows.append(logits)
             return int(logits.argmax())

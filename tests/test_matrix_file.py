@@ -252,16 +252,16 @@ def test_not_a_matrix_file(path: Path, data: bytes) -> None:
 def test_a_file_of_someone_else_is_not_our_own(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     with pytest.raises(MatrixFileError, match="is not a matrix file and stays as it is"):
-        matrix_file.check_own(path)
+        matrix_file.FILE.check_own(path)
 
 
 def test_a_matrix_file_a_damaged_one_and_none_are_our_own(saved: Path, tmp_path: Path) -> None:
-    matrix_file.check_own(saved)
+    matrix_file.FILE.check_own(saved)
     saved.write_bytes(saved.read_bytes()[:200])
-    matrix_file.check_own(saved)
+    matrix_file.FILE.check_own(saved)
     saved.write_bytes(b"")
-    matrix_file.check_own(saved)
-    matrix_file.check_own(tmp_path / "missing")
+    matrix_file.FILE.check_own(saved)
+    matrix_file.FILE.check_own(tmp_path / "missing")
 
 
 def test_npz_of_something_else(path: Path) -> None:

@@ -29,7 +29,7 @@ class PromptLookup:
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         """Nothing: it asks for no rows."""
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self._text = tokens.copy()
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:

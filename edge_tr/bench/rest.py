@@ -113,7 +113,7 @@ class RestDrafter:
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         """Nothing: it asks for no rows."""
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self._last = tokens[-LONGEST:].tolist()
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:

@@ -80,10 +80,12 @@ def tell(session: Session, first: int) -> int:
 
 def save_matrix(session: Session, args: argparse.Namespace) -> None:
     """Save what was learned, where the options want that."""
-    own_start = session.draft.start == "inherited" or args.matrix is not None
-    if args.no_save or not session.has_learned or not own_start:
+    if args.no_save or not session.has_learned:
         return
     try:
-        session.save_matrix()
+        if session.draft.start == "inherited" or args.matrix is not None:
+            session.save_matrix()
+        else:
+            session.save_history()
     except MatrixFileError as error:
         note(f"warning: what was learned is not saved: {error}")

@@ -16,6 +16,8 @@ The adjacency matrix holds the most probable next tokens last seen after each to
 learned while text is generated and saved, so that the next run starts with it. It is kept
 for each tokenizer: models that share a tokenizer share it. `show` also tells how often
 the candidates of each source were the model's choice of late, by rank, the best first.
+With --history FILE, `show` and `reset` are about that file of earlier texts, which other
+commands keep where they are given the same option.
 """
 
 
@@ -45,6 +47,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         action.add_argument(
             "--file", type=Path, metavar="FILE", help="this file, whatever the model"
         )
+        if name != "path":
+            action.add_argument(
+                "--history", type=Path, metavar="FILE", help="this file of earlier texts"
+            )
         if name == "show":
             action.add_argument("--json", action="store_true", help="print a JSON object")
         action.set_defaults(command=command)
@@ -74,6 +80,8 @@ def show(args: argparse.Namespace) -> int:
     """Say what the file holds."""
     from edge_tr.drafts import matrix_file
 
+    if args.history is not None:
+        return _show_history(args)
     file = _file(args)
     if not file.exists():
         run = "edge-tr run" if args.k == 8 else f"edge-tr run --k {args.k}"
@@ -96,6 +104,22 @@ def show(args: argparse.Namespace) -> int:
     return 0
 
 
+def _show_history(args: argparse.Namespace) -> int:
+    from edge_tr.drafts import history_file
+
+    header = history_file.read_header(args.history)
+    if args.json:
+        write(json.dumps({"path": str(args.history), **header}) + "\n")
+        return 0
+    write(
+        f"file       {args.history}, {header['size_bytes'] / 1e3:.1f} kB\n"
+        f"saved      {header['saved_at']}\n"
+        f"tokenizer  {header['fingerprint']}, {header['n_vocab']} tokens\n"
+        f"texts      {header['n_texts']}, {header['n_tokens']} tokens\n"
+    )
+    return 0
+
+
 _SOURCES = ("two-token row", "one-token row", "matches")
 
 
@@ -111,15 +135,16 @@ def _acceptance(rank_counts: Any) -> dict[str, list[float]]:
 
 def reset(args: argparse.Namespace) -> int:
     """Delete the file."""
-    from edge_tr.drafts import matrix_file
+    from edge_tr.drafts import history_file, matrix_file
 
-    file = _file(args)
-    if args.file is not None:
-        matrix_file.check_own(file)
+    kind = matrix_file.FILE if args.history is None else history_file.FILE
+    file = _file(args) if args.history is None else Path(args.history)
+    if args.file is not None or args.history is not None:
+        kind.check_own(file)
     try:
         file.unlink()
     except FileNotFoundError:
-        note(f"no matrix is saved at {file}")
+        note(f"no {kind.name} is saved at {file}")
     except OSError as error:
         raise MatrixFileError(f"{file} cannot be deleted: {error.strerror}") from None
     else:

@@ -33,7 +33,14 @@ _SAMPLING = {
     "repeat_penalty": "repeat_penalty",
     "seed": "seed",
 }
-_DRAFT = {"k": "k", "matrix": "matrix_path", "matrix_start": "start", "exact": "exact"}
+_DRAFT = {
+    "k": "k",
+    "matrix": "matrix_path",
+    "matrix_start": "start",
+    "history": "history_path",
+    "n_history": "n_history",
+    "exact": "exact",
+}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -135,10 +142,23 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help="start with the saved matrix (default), an empty or a random one",
     )
     group.add_argument(
+        "--history",
+        type=Path,
+        metavar="FILE",
+        help="keep the tokens of prompts and answers in this file, to draft from in later runs "
+        "(default: in memory only); it holds your texts",
+    )
+    group.add_argument(
+        "--n-history",
+        type=int,
+        metavar="N",
+        help="tokens of earlier texts to keep (default 1048576; 0: none)",
+    )
+    group.add_argument(
         "--no-save",
         action="store_true",
-        help="do not save the matrix at the "
-        "end; one that did not start inherited is saved with --matrix only",
+        help="do not save matrix and history at the "
+        "end; a matrix that did not start inherited is saved with --matrix only",
     )
     group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
 

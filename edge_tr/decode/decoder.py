@@ -241,7 +241,7 @@ class Decoder:
         with self._recovering():
             self._prefill(prompt, stats, asked.rows, budget)
             if self.drafter is not None:
-                self.drafter.begin(prompt)
+                self.drafter.begin(prompt, asked.sampler.temperature if asked.sampler else 0.0)
             emitted = self._first_token(asked)
         seconds = perf_counter() - started
         stats.prefill_s += seconds

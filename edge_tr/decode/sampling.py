@@ -8,7 +8,15 @@ from edge_tr.target import Float32
 
 
 class Sampler(Protocol):
-    """Draws tokens in the order they are emitted, as plain decoding would."""
+    """Draws tokens in the order they are emitted, as plain decoding would.
+
+    Attributes
+    ----------
+    temperature : of the draws; 0 where the most probable token that is allowed is taken.
+    """
+
+    @property
+    def temperature(self) -> float: ...
 
     def sample(self, batch_index: int, logits: Float32) -> int:
         """Draw the token after one place of the batch just decoded, and take note of it.

@@ -129,8 +129,9 @@ class Drafter(Protocol):
         ids, values : int32[n, k] and float32[n, k]; the best tokens after each, best first.
         """
 
-    def begin(self, tokens: Int32) -> None:
-        """A prompt was read: int32[n], the whole committed sequence."""
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
+        """A prompt was read: int32[n], the whole committed sequence. ``temperature`` is that of
+        the draws, 0 where the most probable token is taken."""
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         """Fill ``draft`` below its root with at most so many nodes, no deeper than that."""

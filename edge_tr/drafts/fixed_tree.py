@@ -60,7 +60,7 @@ class FixedTreeDrafter:
         order = np.arange(len(tokens), dtype=np.int32)
         kernels.recycle(self.matrix.rows, tokens, order, order, len(tokens), ids)
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         """Nothing to prepare: a matrix is inherited across prompts."""
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:

@@ -7,8 +7,9 @@ import numpy as np
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import FIRST_ROWS, LESSON, Float64
 from edge_tr.drafts.adjacency import AdjacencyMatrix
-from edge_tr.drafts.candidates import Candidates, History
+from edge_tr.drafts.candidates import Candidates, RunningText
 from edge_tr.drafts.draft import MAX_HARVEST, Draft
+from edge_tr.drafts.history import NOTHING, History
 from edge_tr.drafts.template import MAX_LANES
 from edge_tr.errors import ConfigError
 from edge_tr.kernels import candidates as kernels
@@ -70,6 +71,11 @@ class GrownTreeDrafter:
     max_nodes, max_lanes : bounds of the tree.
     use_matches : look for earlier places of the text that end with the same tokens.
     harvest : fill rows from the prompt's own logits.
+    history : earlier texts to look for matches in; shared, written. None = none.
+
+    Attributes
+    ----------
+    history : where the next text looks, and what it is put into when the one after it begins.
 
     Raises
     ------
@@ -86,6 +92,7 @@ class GrownTreeDrafter:
         max_lanes: int = 64,
         use_matches: bool = True,
         harvest: bool = True,
+        history: History | None = None,
     ) -> None:
         highest = 1024 if costs is None else costs.max_width - 1
         if not 0 <= max_nodes <= highest:
@@ -104,7 +111,8 @@ class GrownTreeDrafter:
         self._chance: Float32 = np.zeros(max_nodes + 1, dtype=np.float32)
         self._free = np.zeros(max_nodes + 1, dtype=np.float64)
         self._lesson = LESSON * np.arange(max_nodes + 1)
-        self._history = History(n_ctx + 1, use_matches=use_matches)
+        self.history: History = history or NOTHING
+        self._text = RunningText(n_ctx + 1, use_matches=use_matches)
         self._expected = self._realised = 0.0
         self._forget(1.0)
         self._total_s = self._probe_s = 0.0
@@ -144,13 +152,13 @@ class GrownTreeDrafter:
 
     def compile(self) -> None:
         """Compile the kernels now, so that no step waits; seconds, once on a machine."""
-        self._history.begin(np.zeros(3, dtype=np.int32))
+        self._text.begin(np.zeros(3, dtype=np.int32), self.history)
         draft = Draft(self.max_nodes)
         draft.reset(0, n_past=2)
         self._grow(draft, 0, 0, self._free, 0.0)
         blank = Candidates(AdjacencyMatrix(self.n_vocab, self.k), n_pairs=4)
         ids = np.zeros((1, self.k), dtype=np.int32)
-        blank.learn(self._history, draft, ids, ids.astype(np.float32), ids[0, :1])
+        blank.learn(self._text, draft, ids, ids.astype(np.float32), ids[0, :1])
 
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         before = np.empty_like(tokens)
@@ -158,12 +166,17 @@ class GrownTreeDrafter:
         before[1:] = tokens[:-1]
         self.candidates.recycle(tokens, before, ids, values)
 
-    def begin(self, tokens: Int32) -> None:
-        self._history.begin(tokens)
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
+        self._text.begin(tokens, self.history)
+        self.candidates.use_temperature(temperature)
         self._forget(1.0)
         self._reach = 0
         if self._costs is not None:
             self._costs.forget_rate()
+
+    def end(self) -> None:
+        """Put the text that is running into the history now."""
+        self._text.end()
 
     def propose(self, draft: Draft, *, max_nodes: int, max_depth: int) -> None:
         costs = self._costs
@@ -204,7 +217,7 @@ class GrownTreeDrafter:
         draft.n = int(
             kernels.grow_tree(
                 self.candidates.sources,
-                self._history.committed,
+                self._text.committed,
                 (max_nodes, max_depth, self.max_lanes),
                 (seconds, price),
                 self._scratch,
@@ -231,7 +244,7 @@ class GrownTreeDrafter:
             self._forget(min(1.0, len(emitted) / _FORGET_TOKENS))
         self._n_proposed = 0
         new = np.array(emitted, dtype=np.int32)
-        self.candidates.learn(self._history, draft, ids, values, new)
+        self.candidates.learn(self._text, draft, ids, values, new)
 
 
 def first_reach(step_s: Float64) -> int:

@@ -1,16 +1,18 @@
 """Candidates of several sources, and the draft tree that is best for them.
 
 Sources of a node whose last two tokens are ``(a, b)``: the two-token row of ``(a, b)``, the
-one-token row of ``b``, and the matches: places in the text so far that follow the same tokens.
+one-token row of ``b``, and the matches: places in the text so far, or in the history of earlier
+texts, that follow the same tokens.
 Each candidate falls into a cell of the calibration by what the sources say of it::
 
     cell = (match class * N_CODES + two-token code) * N_CODES + one-token code
 
 The code of a row is 0 = there is no row, 1 = the row lacks the candidate, 2 to 9 = the stored
-probability, low to high. The match class is 0 = no match; 1 to 20 = the longest match, of equal
-ones the newest, goes on with it: 5 classes of its length at each of 4 levels of how often matches
-were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = every match goes on
-with something else, at level 0 or 1, 2, and 3.
+probability, low to high. The match class is 0 = no match; 1 to 20 = the first match (the longest,
+of equal ones the newest) goes on with it: 5 classes of its length at each of 4 levels of how often
+matches were right of late; 21 and 22 = only other matches go on with it; 23 to 25 = every match
+goes on with something else, at level 0 or 1, 2, and 3. Where the first match lies in an earlier
+text, 26 to 45 and 46 to 48 stand for 1 to 20 and 23 to 25.
 
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 
@@ -30,20 +32,21 @@ from edge_tr.kernels import CACHE
 Array = np.ndarray[Any, Any]
 
 N_CODES = 10
-N_CLASSES = 26
+N_CLASSES = 49
 N_CELLS = N_CLASSES * N_CODES * N_CODES
+N_OWN_CELLS = 26 * N_CODES * N_CODES
+"""Cells of the classes that know of no history; they come first."""
+
 MAX_CANDIDATES = 32
 """Room for the candidates of one node: two rows and the matches."""
 
 MAX_MATCHES = 8
 N_SOURCES = 3
+EARLIER = 1 << 30
 _WAYS = 4
 
-_LONGEST_MATCH = 32
-"""Tokens of a match that are counted."""
-
-_N_PLACES = 64
-"""Latest places that are looked at for matches."""
+LONGEST_MATCH = 32
+"""These three are those of ``matches``; a constant of another file would get stale in the cache."""
 
 _LEAST_CHANCE = 1e-4
 """A path less probable is not followed further."""
@@ -79,10 +82,11 @@ class Committed(NamedTuple):
     Attributes
     ----------
     tokens, n : int32[>= n]; the last of them is the root.
-    matches, n_matches : int32[2, MAX_MATCHES] from ``find_matches``: the position after each
-        match, and how many tokens agree.
-    match_rate : float64[1]; share of the longest matches that were right, of late. It rises along
-        a path that follows the longest match.
+    matches, n_matches : int32[2, MAX_MATCHES] from ``matches.extend``: the place after each match,
+        ``EARLIER`` added where it lies in the history, and how many tokens agree.
+    match_rate : float64[2]; share of the longest matches that were right, of late, in the text
+        itself and in the history. It rises along a path that follows such a match.
+    history : int32[> m], earlier texts; -1 stands behind each.
     """
 
     tokens: Array
@@ -90,6 +94,7 @@ class Committed(NamedTuple):
     matches: Array
     n_matches: int
     match_rate: Array
+    history: Array
 
 
 class Nodes(NamedTuple):
@@ -119,7 +124,7 @@ class Growing(NamedTuple):
     token, parent, depth, n_children : int32[size] of each node.
     chance : float32[size]; estimated probability of the path to it.
     matches, n_matches : int32[2, size, MAX_MATCHES] and int32[size]; matches that go on through it.
-    rate : float32[size]; ``match_rate`` behind it.
+    rate : float32[2, size]; ``match_rate`` behind it.
     heap_p, heap_item : float32 and int32[2, size * MAX_CANDIDATES]; paths that may come next, as a
         heap by probability: the token and the parent of each.
     next_token, cell, probability : int32, int32 and float32[MAX_CANDIDATES]; of one node.
@@ -147,7 +152,7 @@ def make_scratch(max_nodes: int) -> tuple[Array, ...]:
     size = max_nodes + 1
     n_heap = size * MAX_CANDIDATES  # each node is expanded once
     token, parent, depth, n_children, n_matches = np.zeros((5, size), dtype=np.int32)
-    chance, rate = np.zeros((2, size), dtype=np.float32)
+    chance = np.zeros(size, dtype=np.float32)
     next_token, cell = np.zeros((2, MAX_CANDIDATES), dtype=np.int32)
     scratch = Growing(
         token=token,
@@ -157,7 +162,7 @@ def make_scratch(max_nodes: int) -> tuple[Array, ...]:
         chance=chance,
         matches=np.zeros((2, size, MAX_MATCHES), dtype=np.int32),
         n_matches=n_matches,
-        rate=rate,
+        rate=np.zeros((2, size), dtype=np.float32),
         heap_p=np.zeros(n_heap, dtype=np.float32),
         heap_item=np.zeros((2, n_heap), dtype=np.int32),
         next_token=next_token,
@@ -188,7 +193,7 @@ def _probability_code(p: float) -> int:
 
 
 @njit(cache=CACHE, nogil=True)
-def _match_class(length: int, says_other: bool, level: int) -> int:
+def _match_class(length: int, says_other: bool, level: int, earlier: bool) -> int:
     if says_other:
         return 21 if length < 4 else 22
     by_length = 5
@@ -200,7 +205,7 @@ def _match_class(length: int, says_other: bool, level: int) -> int:
         by_length = 3
     elif length < 17:
         by_length = 4
-    return 5 * level + by_length
+    return 5 * level + by_length + (25 if earlier else 0)
 
 
 @njit(cache=CACHE, nogil=True)
@@ -213,9 +218,36 @@ def _match_level(rate: float) -> int:
     return 2 if rate < 0.95 else 3
 
 
-@njit(cache=CACHE, nogil=True)
-def _next_match_rate(rate: float, right: bool) -> float:
-    return rate + 0.2 * ((1.0 if right else 0.0) - rate)
+@njit(cache=CACHE, nogil=True, forceinline=True)
+def _follow_rates(rates: Array, place: Array, token: Array, n: int, chosen: int) -> None:
+    """Take note of whether the longest match of each kind was right."""
+    seen_own, seen_earlier = False, False
+    for m in range(n):
+        kind = 1 if place[m] >= EARLIER else 0
+        if (kind == 0 and not seen_own) or (kind == 1 and not seen_earlier):
+            rates[kind] += 0.2 * ((1.0 if token[m] == chosen else 0.0) - rates[kind])
+        seen_own = seen_own or kind == 0
+        seen_earlier = seen_earlier or kind == 1
+
+
+@njit(cache=CACHE, nogil=True, forceinline=True)
+def _follow_matches(
+    line: Committed, place: Array, length: Array, token: Array, n: int, chosen: int,
+    new_place: Array, new_length: Array,
+) -> int:  # fmt: skip
+    """Write the matches that go on with a token, one token further; how many they are. A match
+    ends with its text. The new arrays may be the old ones."""
+    kept = 0
+    for m in range(n):
+        if token[m] != chosen:
+            continue
+        i = place[m] + 1
+        if i >= EARLIER and line.history[i - EARLIER] < 0:
+            continue
+        new_place[kept] = i
+        new_length[kept] = min(LONGEST_MATCH, length[m] + 1)
+        kept += 1
+    return kept
 
 
 @njit(cache=CACHE, nogil=True)
@@ -260,9 +292,9 @@ def _gather(
     a: int,
     b: int,
     match_token: Array,
-    match_length: Array,
+    match: Array,
     n_matches: int,
-    match_level: int,
+    rates: Array,
     tokens: Array,
     cells: Array,
 ) -> int:
@@ -299,9 +331,11 @@ def _gather(
             n += 1
         elif cells[i] % N_CODES == 1:  # a random row may hold a token twice: the first counts
             cells[i] += codes[b, j] - 1
+    earlier = n_matches > 0 and match[0, 0] >= EARLIER
+    match_level = _match_level(rates[1 if earlier else 0])
     for m in range(n_matches):
         t = match_token[m]
-        match_class = _match_class(match_length[m], t != match_token[0], match_level)
+        match_class = _match_class(match[1, m], t != match_token[0], match_level, earlier)
         i = 0
         while i < n and tokens[i] != t:
             i += 1
@@ -314,7 +348,7 @@ def _gather(
         if cells[i] < N_CODES * N_CODES:  # the longest match stands first
             cells[i] += match_class * N_CODES * N_CODES
     if n_matches > 0:
-        other_class = 22 + max(1, match_level)
+        other_class = (45 if earlier else 22) + max(1, match_level)
         for i in range(n):
             if cells[i] < N_CODES * N_CODES:
                 cells[i] += other_class * N_CODES * N_CODES
@@ -347,72 +381,6 @@ def _count_ranks(counts: Array, limit: float, source: int, row: Array, chosen: i
             counts[1, source, rank] *= 0.5
 
 
-@njit(cache=CACHE, nogil=True)
-def index_tokens(tokens: Array, first: int, last: int, heads: Array, links: Array) -> None:
-    """Enter the positions ``first <= i < last`` of a sequence into the match index.
-
-    Parameters
-    ----------
-    tokens : int32[n], the committed sequence.
-    heads : int32[2**m]; last position whose two tokens up to it have this hash, or -1.
-    links : int32[>= n]; the position before it in the same chain, or -1.
-    """
-    for i in range(max(first, 1), last):
-        h = (tokens[i - 1] * 31 + tokens[i] * 2027) & (heads.shape[0] - 1)
-        links[i] = heads[h]
-        heads[h] = i
-
-
-@njit(cache=CACHE, nogil=True)
-def find_matches(
-    tokens: Array,
-    n: int,
-    heads: Array,
-    links: Array,
-    match_next: Array,
-    match_length: Array,
-) -> int:
-    """Earlier places that end with the same tokens as the sequence, at least two.
-
-    Parameters
-    ----------
-    tokens, heads, links : as in ``index_tokens``; the last position is not indexed yet.
-    match_next : int32[MAX_MATCHES], written: position after each match.
-    match_length : int32[MAX_MATCHES], written: how many tokens agree, at most ``_LONGEST_MATCH``.
-
-    Returns
-    -------
-    Number of matches: the longest ones of the last ``_N_PLACES``, newer ones first among equals.
-    """
-    if n < 3:
-        return 0
-    found = 0
-    h = (tokens[n - 2] * 31 + tokens[n - 1] * 2027) & (heads.shape[0] - 1)
-    i = heads[h]
-    for _ in range(_N_PLACES):
-        if i < 1:
-            break
-        length = 0
-        while (
-            length < _LONGEST_MATCH
-            and i - length >= 0
-            and tokens[i - length] == tokens[n - 1 - length]
-        ):
-            length += 1
-        if length >= 2:
-            slot = found if found < MAX_MATCHES else MAX_MATCHES - 1
-            if found < MAX_MATCHES or match_length[slot] < length:
-                while slot > 0 and match_length[slot - 1] < length:
-                    match_next[slot] = match_next[slot - 1]
-                    match_length[slot] = match_length[slot - 1]
-                    slot -= 1
-                match_next[slot] = i + 1
-                match_length[slot] = length
-                found = min(found + 1, MAX_MATCHES)
-        i = links[i]
-    return found
-
-
 @njit(cache=CACHE, nogil=True, forceinline=True)
 def _match_tokens(line: Committed, growing: Growing, node: int) -> int:
     """Write what each match of a node says comes next; past the end of the sequence it reads the
@@ -420,6 +388,9 @@ def _match_tokens(line: Committed, growing: Growing, node: int) -> int:
     n = growing.n_matches[node]
     for m in range(n):
         i = growing.matches[0, node, m]
+        if i >= EARLIER:
+            growing.match_token[m] = line.history[i - EARLIER]
+            continue
         if i < line.n:
             growing.match_token[m] = line.tokens[i]
             continue
@@ -473,7 +444,8 @@ def _plant(line: Committed, growing: Growing) -> None:
     """Make the last committed token the root."""
     growing.token[0], growing.parent[0], growing.depth[0] = line.tokens[line.n - 1], -1, 0
     growing.n_children[0] = 0
-    growing.chance[0], growing.rate[0] = 1.0, line.match_rate[0]
+    growing.chance[0] = 1.0
+    growing.rate[:, 0] = line.match_rate
     growing.n_matches[0] = line.n_matches
     growing.matches[:, 0, : line.n_matches] = line.matches[:, : line.n_matches]
 
@@ -492,9 +464,9 @@ def _push_children(
         before,
         growing.token[node],
         growing.match_token,
-        growing.matches[1, node],
+        growing.matches[:, node],
         n_matches,
-        _match_level(growing.rate[node]),
+        growing.rate[:, node],
         growing.next_token,
         growing.cell,
     )
@@ -529,17 +501,13 @@ def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
     _pop(growing.heap_p, growing.heap_item, n_heap)
     growing.n_children[up] += 1
     growing.n_children[n] = 0
-    growing.rate[n] = growing.rate[up]
+    growing.rate[:, n] = growing.rate[:, up]
     n_matches = _match_tokens(line, growing, up)
-    if n_matches > 0:
-        growing.rate[n] = _next_match_rate(growing.rate[up], growing.match_token[0] == token)
-    kept = 0
-    for m in range(n_matches):
-        if growing.match_token[m] == token:
-            growing.matches[0, n, kept] = growing.matches[0, up, m] + 1
-            growing.matches[1, n, kept] = min(_LONGEST_MATCH, growing.matches[1, up, m] + 1)
-            kept += 1
-    growing.n_matches[n] = kept
+    place, length = growing.matches[0], growing.matches[1]
+    _follow_rates(growing.rate[:, n], place[up], growing.match_token, n_matches, token)
+    growing.n_matches[n] = _follow_matches(
+        line, place[up], length[up], growing.match_token, n_matches, token, place[n], length[n]
+    )
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
@@ -681,19 +649,20 @@ def calibrate(sources: Sources, line: Committed, emitted: Array, limit: float) -
     line : ``match_rate`` is written.
     emitted : int32[n], the tokens that the step emitted after the root.
     """
-    match_next = line.matches[0].copy()
-    match_length = line.matches[1].copy()
+    match = line.matches.copy()
     match_token = np.empty(MAX_MATCHES, np.int32)
     tokens, cells = np.empty(MAX_CANDIDATES, np.int32), np.empty(MAX_CANDIDATES, np.int32)
-    n_matches = line.n_matches
+    n_matches, rates = line.n_matches, line.match_rate
     a = line.tokens[line.n - 2] if line.n > 1 else -1
     b = line.tokens[line.n - 1]
     for e in range(emitted.shape[0]):
         for m in range(n_matches):
-            i = match_next[m]
-            match_token[m] = line.tokens[i] if i < line.n else emitted[i - line.n]
-        level = _match_level(line.match_rate[0])
-        n = _gather(sources, a, b, match_token, match_length, n_matches, level, tokens, cells)
+            i = match[0, m]
+            if i >= EARLIER:
+                match_token[m] = line.history[i - EARLIER]
+            else:
+                match_token[m] = line.tokens[i] if i < line.n else emitted[i - line.n]
+        n = _gather(sources, a, b, match_token, match, n_matches, rates, tokens, cells)
         chosen = emitted[e]
         if sources.pair_keys.shape[0] > 0 and a >= 0:
             place = _find_pair(sources.pair_keys, a, b)
@@ -702,16 +671,10 @@ def calibrate(sources: Sources, line: Committed, emitted: Array, limit: float) -
         _count_ranks(sources.rank_counts, limit, 1, sources.rows[b], chosen)
         _count_ranks(sources.rank_counts, limit, 2, match_token[:n_matches], chosen)
         _count_cells(sources, tokens, cells, n, chosen, limit)
-        if n_matches > 0:
-            right = match_token[0] == chosen
-            line.match_rate[0] = _next_match_rate(line.match_rate[0], right)
-        kept = 0
-        for m in range(n_matches):
-            if match_token[m] == chosen:
-                match_next[kept] = match_next[m] + 1
-                match_length[kept] = min(_LONGEST_MATCH, match_length[m] + 1)
-                kept += 1
-        n_matches = kept
+        _follow_rates(rates, match[0], match_token, n_matches, chosen)
+        n_matches = _follow_matches(
+            line, match[0], match[1], match_token, n_matches, chosen, match[0], match[1]
+        )
         a, b = b, chosen
 
 
@@ -733,37 +696,24 @@ def insert_pairs(sources: Any, new_keys: Array, new_rows: Array, new_codes: Arra
 
 
 @njit(cache=CACHE, nogil=True)
-def learn_step(sources: Any, line: Any, index: Any, nodes: Any, emitted: Array, how: Any) -> int:
-    """All that follows a verify step, in one call: calibrate, recycle, extend the sequence, match.
+def learn_step(sources: Any, line: Any, nodes: Any, emitted: Array, how: Any) -> None:
+    """What is learned from a verify step, in one call: calibrate, and recycle.
 
     Parameters
     ----------
-    sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (its ``tokens`` and
-        ``matches`` are written) and ``Nodes`` (``before`` holds the parent of each node).
-    index : heads and links, see ``index_tokens``; written.
+    sources, line, nodes : tuples with the members of ``Sources``, ``Committed`` (before the step;
+        its ``match_rate`` is written) and ``Nodes`` (``before`` holds the parent of each node).
     emitted : int32[n], the tokens that the step emitted after the root.
     how : the stamp and ``by_rank`` of ``recycle_rows``; whether to calibrate, and the ``limit`` of
         ``calibrate``.
-
-    Returns
-    -------
-    Number of matches of the extended sequence.
     """
     known, committed, tree = Sources(*sources), Committed(*line), Nodes(*nodes)
-    heads, links = index
     stamp, by_rank, counting, limit = how
     if counting:
         calibrate(known, committed, emitted, limit)
-    tokens, n = committed.tokens, committed.n
     before = np.empty(tree.n, np.int32)
-    before[0] = tokens[n - 2] if n > 1 else -1
+    before[0] = committed.tokens[committed.n - 2] if committed.n > 1 else -1
     for i in range(1, tree.n):
         before[i] = tree.token[tree.before[i]]
     after = Nodes(tree.token, tree.slot, before, tree.n, tree.ids, tree.values)
     _write_rows(known, after, stamp, by_rank)
-    n_emitted = emitted.shape[0]
-    for i in range(n_emitted):
-        tokens[n + i] = emitted[i]
-    index_tokens(tokens, n - 1, n + n_emitted - 1, heads, links)
-    matches = committed.matches
-    return int(find_matches(tokens, n + n_emitted, heads, links, matches[0], matches[1]))

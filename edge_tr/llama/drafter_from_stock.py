@@ -35,7 +35,7 @@ class ModelDrafter:
     def learn_prompt(self, tokens: Int32, ids: Int32, values: Float32) -> None:
         """Nothing: it sees the text alone."""
 
-    def begin(self, tokens: Int32) -> None:
+    def begin(self, tokens: Int32, temperature: float = 0.0) -> None:
         self._n = len(tokens)
         self._text[: self._n] = tokens
 

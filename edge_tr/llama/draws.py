@@ -36,6 +36,7 @@ class Draws:
         self, llm: Any, options: dict[str, Any], *, keep_rows: bool, logprobs: Logprobs | None
     ) -> None:
         self._llm = llm
+        self.temperature = max(0.0, float(options["temp"]))
         self._rows = llm.scores.kept if keep_rows else None
         self._logprobs = logprobs
         self._processors = list(options["logits_processor"] or ())

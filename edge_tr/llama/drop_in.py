@@ -38,6 +38,9 @@ class Llama(OpenedLlama):
     exact : draft only with batch widths whose logits are bit-equal to those of plain decoding.
     matrix_path : file of what was learned, read now and written by ``close()`` and at exit; None =
         the file of this tokenizer (and LoRA adapter) among edge_tr's data, False = keep nothing.
+    n_history : tokens of earlier prompts and answers to keep in memory and draft from; 0 = none.
+    history_path : file in which they are kept from run to run, read now and written as
+        ``matrix_path``; None = they end with the process. It holds texts.
     rpc_servers : servers of llama.cpp's RPC back end that take layers too, a list of ``host:port``
         or a text with commas; ``n_gpu_layers`` counts their layers and must not be 0.
     **options : the arguments of ``llama_cpp.Llama``. A name that it does not know gives a warning.
@@ -49,8 +52,8 @@ class Llama(OpenedLlama):
     Raises
     ------
     ValueError, RuntimeError : as the stock class.
-    ConfigError, MatrixFileError : a value of edge_tr's own is not allowed; ``matrix_path`` cannot
-        be read.
+    ConfigError, MatrixFileError : a value of edge_tr's own is not allowed; ``matrix_path`` or
+        ``history_path`` cannot be read.
     """
 
     _budget: int | None = None

@@ -48,6 +48,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         speculative: Literal["auto", "off"] | TreeTemplate | Iterable[Sequence[int]] = "auto",
         exact: bool = False,
         matrix_path: str | os.PathLike[str] | Literal[False] | None = None,
+        n_history: int = DraftConfig.n_history,
+        history_path: str | os.PathLike[str] | None = None,
         rpc_servers: str | Sequence[str] | None = None,
         **options: Any,
     ) -> None:
@@ -73,15 +75,12 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             speculative = TreeTemplate(speculative)
         if not isinstance(exact, bool):
             raise ConfigError(f"exact {exact!r} is not allowed; it must be True or False")
-        is_path = isinstance(matrix_path, (str, os.PathLike))
-        if not (is_path or matrix_path is None or matrix_path is False):
-            raise ConfigError(
-                f"matrix_path {matrix_path!r} is not allowed; it must be a path, None or False"
-            )
         self._own: dict[str, Any] = {
             "speculative": speculative,
             "exact": exact,
             "matrix_path": matrix_path,
+            "n_history": n_history,
+            "history_path": history_path,
         }
         draft = _draft_config(**self._own)
         wanted = context.STOCK_ARGUMENTS | options
@@ -190,10 +189,12 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             return
         if not self._turns.close():
             return
-        keeps = self._has_learned and self._own["matrix_path"] is not False
-        if keeps and self._drafting is not None:
+        if self._has_learned and self._drafting is not None:
             try:
-                self._drafting.save_matrix()
+                if self._own["matrix_path"] is False:
+                    self._drafting.save_history()
+                else:
+                    self._drafting.save_matrix()
             except MatrixFileError as error:
                 logger.warning("%s", error)
         if self._target is not None:
@@ -248,12 +249,29 @@ def _close_all() -> None:
 
 
 def _draft_config(
-    speculative: Any, exact: bool, matrix_path: str | os.PathLike[str] | Literal[False] | None
+    *,
+    speculative: Any,
+    exact: bool,
+    matrix_path: str | os.PathLike[str] | Literal[False] | None,
+    n_history: int,
+    history_path: str | os.PathLike[str] | None,
 ) -> DraftConfig:
+    for name, path, also in (
+        ("matrix_path", matrix_path, ", None or False"),
+        ("history_path", history_path, " or None"),
+    ):
+        if not (
+            path is None
+            or isinstance(path, (str, os.PathLike))
+            or (path is False and name == "matrix_path")
+        ):
+            raise ConfigError(f"{name} {path!r} is not allowed; it must be a path{also}")
     return DraftConfig(
         speculative=speculative,
         k=max(DraftConfig.k, speculative.n_ranks if isinstance(speculative, TreeTemplate) else 0),
         start="empty" if matrix_path is False else "inherited",
         matrix_path=Path(matrix_path) if matrix_path else None,
+        n_history=n_history,
+        history_path=Path(history_path) if history_path else None,
         exact=exact,
     )

@@ -37,6 +37,7 @@ class LlamaSampler:
     Attributes
     ----------
     seed : the seed in use.
+    temperature : see ``SamplingConfig``.
 
     Raises
     ------
@@ -45,6 +46,7 @@ class LlamaSampler:
 
     def __init__(self, target: LlamaTarget, config: SamplingConfig) -> None:
         self._target = target
+        self.temperature = config.temperature
         self.seed = secrets.randbelow((1 << 32) - 1) if config.seed is None else _mixed(config.seed)
         self._constraint: Constraint | None = None
         if config.grammar is not None:

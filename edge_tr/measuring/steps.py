@@ -43,9 +43,9 @@ def measure_costs(
 
     Clears the target's cache. Plain steps are timed in a row, as plain decoding takes them: those
     behind wider steps find less of the weights in the cache and take up to twice as long. The
-    other widths are visited in turn, so that a drift of the machine touches all of them; the most important ones first, so that a slow model gets a coarse table
-    in about the time allowed. The second context is as long as reading it in a third of the
-    time allows, at most 2048 tokens.
+    other widths are visited in turn, so that a drift of the machine touches all of them; the most
+    important ones first, so that a slow model gets a coarse table in about the time allowed. The
+    second context is as long as reading it in a third of the time allows, at most 2048 tokens.
 
     Parameters
     ----------
@@ -77,35 +77,13 @@ def measure_costs(
     for n_past in contexts:
         meter.read(n_past)
         progress(f"measuring decode steps behind {n_past} tokens")
-        for attempt in range(3):
-            context_s = budget_s * (2 / 3) / len(contexts)
-            plain = meter.plain_steps()
-            taken = _sample(meter, n_past, widths[1:], perf_counter() + context_s)
-            taken[n_past, 1] = plain
-            plain_s = float(np.median(plain))
-            again_s = float(np.median(meter.plain_steps()))
-            narrow = [seconds for (_, width), seconds in taken.items() if width <= 8]
-            steady = abs(again_s / plain_s - 1) < _STEADY and all(
-                np.median(seconds) <= _SPREAD * min(seconds) for seconds in narrow
-            )
-            if steady:
-                break
-            progress(
-                "the machine was busy with something else; "
-                + ("measuring again" if attempt < 2 else "the costs may be wrong")
-            )
+        seconds = budget_s * (2 / 3) / len(contexts)
+        taken, steady = _steady_sample(meter, n_past, widths, seconds, progress)
         all_steady &= steady
         samples |= taken
     meter.lanes.recover(0)
-    return median_table(
-        widths,
-        contexts,
-        samples,
-        first_rows_s=first_rows_s,
-        row_s=row_s,
-        change_s=meter.change_s,
-        steady=all_steady,
-    )
+    more = {"first_rows_s": first_rows_s, "row_s": row_s, "change_s": meter.change_s}
+    return median_table(widths, contexts, samples, **more, steady=all_steady)
 
 
 def extend_costs(
@@ -159,6 +137,29 @@ def measure_behind(
     if (high > _SPREAD * low).any():
         return {}
     return dict(zip(_BEHIND_WIDTHS, low.tolist(), strict=True))
+
+
+def _steady_sample(
+    meter: _Meter,
+    n_past: int,
+    widths: list[int],
+    seconds: float,
+    progress: Callable[[str], None],
+) -> tuple[dict[tuple[int, int], list[float]], bool]:
+    """Seconds of steps of each width, and whether the machine was idle; up to three tries."""
+    for attempt in range(3):
+        plain = meter.plain_steps()
+        taken = _sample(meter, n_past, widths[1:], perf_counter() + seconds)
+        taken[n_past, 1] = plain
+        change = float(np.median(meter.plain_steps()) / np.median(plain))
+        narrow = [s for (_, width), s in taken.items() if width <= 8]
+        if abs(change - 1) < _STEADY and all(np.median(s) <= _SPREAD * min(s) for s in narrow):
+            return taken, True
+        progress(
+            "the machine was busy with something else; "
+            + ("measuring again" if attempt < 2 else "the costs may be wrong")
+        )
+    return taken, False
 
 
 def _sample(
