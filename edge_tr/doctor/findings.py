@@ -20,7 +20,13 @@ from edge_tr.errors import ModelFileError, ModelLoadError
 from edge_tr.files.paths import cache_dir, data_dir
 from edge_tr.gguf_file.info import inspect
 from edge_tr.machine import facts, isa
-from edge_tr.machine.build_check import BuildCheck, advice, check_build, rebuild_command
+from edge_tr.machine.build_check import (
+    BuildCheck,
+    advice,
+    check_build,
+    device_text,
+    rebuild_command,
+)
 from edge_tr.needs import memory_needs, require_fit, told
 
 _FEATURES = {  # instruction set: the feature that llama.cpp reports when it was compiled in
@@ -72,7 +78,12 @@ def report(
         "instruction_sets": sets,
         "gpus": facts.gpus(),
         "build": check.build,
-        "decode": {"works": check.works, "error": check.error, "signal": check.death},
+        "decode": {
+            "works": check.works,
+            "error": check.error,
+            "signal": check.death,
+            "summary": check.summary,
+        },
         "model": None,
     }
     problems = _build_problems(check, sets)
@@ -118,7 +129,7 @@ def render(found: dict[str, Any]) -> str:
     ]
     rows += [("note", note) for note in sorted({row["note"] for row in sets} - {""})]
     rows += [("device", _device_text(device)) for device in build.get("devices", [])]
-    rows.append(("decode", "works" if found["decode"]["works"] else found["decode"]["error"]))
+    rows.append(("decode", found["decode"]["summary"]))
     if found["model"]:
         layers = ", ".join(f"{n} on {name}" for name, n in found["model"]["layers"].items())
         rows.append(("model", found["model"]["path"]))
@@ -188,6 +199,9 @@ def _build_problems(check: BuildCheck, sets: list[dict[str, Any]]) -> list[dict[
         what = f"llama.cpp does not work here: {check.error}."
         if bad and check.build:
             return [_problem(f"{what} {foreign}.", f"Run: {rebuild_command()}")]
+        return [_problem(what, advice(check))]
+    if check.fused_error:
+        what = f"llama.cpp's fused Vulkan kernels do not work here: {check.fused_error}."
         return [_problem(what, advice(check))]
     if bad:
         return [_problem(f"{foreign}; some models will crash.", f"Run: {rebuild_command()}")]
@@ -312,7 +326,7 @@ def _version(distribution: str) -> str | None:
 
 def _device_text(device: dict[str, Any]) -> str:
     memory = f"{_gib(device['free_bytes'])} free of {_gib(device['total_bytes'])}"
-    return f"{device['name']}: {device['description']} ({device['type']}, {memory})"
+    return f"{device_text(device)}: {device['type']}, {memory}"
 
 
 def _gib(n_bytes: int) -> str:
