@@ -49,8 +49,8 @@ def serving(
     context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
     draft = DraftConfig(speculative=tree or "off", start="empty")
     idle: dict[str, Any] = {"idle_unload_s": idle_unload_s}
-    layers = {"n_gpu_layers": n_gpu_layers}
-    with Session(model, context=context, draft=draft, **layers, **idle) as session:
+    more: dict[str, Any] = idle | {"n_gpu_layers": n_gpu_layers}
+    with Session(model, context=context, draft=draft, **more) as session:
         service = Service(session, NAME, Embedder(model, n_threads=1, **idle), settings)
         server = Server(service)
         with listen(settings) as listener:
