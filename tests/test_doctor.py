@@ -15,6 +15,7 @@ import pytest
 
 import edge_tr
 from edge_tr.doctor import findings as doctor
+from edge_tr.doctor import text as text_of
 from edge_tr.errors import NativeBuildError
 from edge_tr.llama import kernels
 from edge_tr.machine import build_check, facts, isa
@@ -72,7 +73,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         monkeypatch.setattr(facts, "gpus", lambda: list(gpus))
         monkeypatch.setattr(facts, "cpu_quota", lambda: quota)
         found = doctor.report()
-        text = doctor.render(found)
+        text = text_of.render(found)
         assert all(p["what"] in text and p["do"] in text for p in found["problems"])
         return list(found["problems"])
 
@@ -111,11 +112,11 @@ def test_kernels_that_do_not_run_have_a_reason(
     monkeypatch: pytest.MonkeyPatch, isa: str, active: int, variable: str, words: str
 ) -> None:
     monkeypatch.setenv("EDGE_TR_KERNELS", variable)
-    assert words in doctor._kernels_text({"kernels": {"isa": isa, "active": active}})
+    assert words in text_of.kernels_text({"kernels": {"isa": isa, "active": active}})
 
 
 def test_a_build_of_others_has_no_kernels_of_ours() -> None:
-    assert "made without ours" in doctor._kernels_text({"kernels": None})
+    assert "made without ours" in text_of.kernels_text({"kernels": None})
 
 
 def test_a_build_that_dies_is_survived(fake_llama_cpp: Callable[[str], None]) -> None:
@@ -269,7 +270,7 @@ def test_a_metal_gpu_that_is_used_is_no_problem(
 def test_why_a_set_was_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     status = SetStatus("avx2", True, None, "executable memory is refused")
     monkeypatch.setattr(isa, "probe", lambda: {"avx2": status})
-    assert "executable memory is refused" in doctor.render(doctor.report())
+    assert "executable memory is refused" in text_of.render(doctor.report())
 
 
 def test_the_report_is_json() -> None:
