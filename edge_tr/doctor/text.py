@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
 from edge_tr.doctor.findings import FEATURES
+from edge_tr.machine.build_check import device_text
 
 
 def render(found: dict[str, Any]) -> str:
