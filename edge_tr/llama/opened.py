@@ -20,8 +20,10 @@ from edge_tr.decode.decoder import Decoder
 from edge_tr.drafting import Drafting
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, MatrixFileError, ModelError
+from edge_tr.idle import Idle
 from edge_tr.llama import context
 from edge_tr.llama.drafter_from_stock import ModelDrafter
+from edge_tr.llama.idle_stock import Natives
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.servers import Servers
 from edge_tr.llama.turns import Turns
@@ -51,10 +53,13 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_history: int = DraftConfig.n_history,
         history_path: str | os.PathLike[str] | None = None,
         rpc_servers: str | Sequence[str] | None = None,
+        idle_unload_s: float | None = None,
         **options: Any,
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
-        self._turns = Turns(lambda: (interrupt() or bool)())
+        self._idle = Idle(idle_unload_s, self._unload, self._load)
+        self._natives: Natives | None = None
+        self._turns = Turns(lambda: (interrupt() or bool)(), self._idle.used)
         self._drafting: Drafting | None = None
         self._decoder: Decoder | None = None
         self._target: context.OwnTarget | None = None
@@ -91,10 +96,26 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 super().__init__(model_path, **options | context.small_context(wanted))
             self._open(wanted, draft)
+            if idle_unload_s is not None:
+                self._natives = Natives(self)
+                self._idle.watch()
         except BaseException:
             self.close()
             raise
         _opened.add(self)
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the model's memory was given back; the next call opens it again."""
+        return self._idle.is_asleep
+
+    def _unload(self) -> None:
+        assert self._natives is not None
+        self._natives.unload(self)
+
+    def _load(self) -> None:
+        assert self._natives is not None
+        self._natives.load(self)
 
     @functools.cached_property
     def constraint_vocabulary(self) -> Any:
@@ -199,6 +220,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 logger.warning("%s", error)
         if self._target is not None:
             self._target.forget()
+        if self._natives is not None:
+            self._natives.close()
         super().close()
         self._servers.close()
         closed = _Closed()
@@ -212,7 +235,10 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__() | self._own
-        return state | {"rpc_servers": self._servers.names}
+        return state | {
+            "rpc_servers": self._servers.names,
+            "idle_unload_s": self._idle.idle_s,
+        }
 
     def __copy__(self: _Self) -> _Self:
         raise ModelError("an open model cannot be copied; open it again, or pickle it")
