@@ -28,6 +28,7 @@ from edge_tr.files.paths import cache_dir  # noqa: E402
 from edge_tr.machine import isa  # noqa: E402
 from edge_tr.machine.build_child import WIDTHS  # noqa: E402
 from native import vulkan  # noqa: E402
+from native.logged import run_logged  # noqa: E402
 from native.slim import slim  # noqa: E402
 from native.source import (  # noqa: E402
     PACKAGE,
@@ -233,40 +234,6 @@ def _run_pip(plan: Plan, work: Path) -> Path:
     log_path.replace(plan.folder / "build.log")
     print(f"built in {time.monotonic() - start:.0f} s", flush=True)
     return built
-
-
-def run_logged(
-    command: list[str], log_path: Path, environment: dict[str, str] | None = None
-) -> int:
-    """Run a command, its output at the end of the log; a line is printed for every tenth of the
-    compile steps. Its exit code."""
-    with (
-        log_path.open("a", encoding="utf-8", errors="replace") as log,
-        subprocess.Popen(
-            command,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        ) as process,
-    ):
-        assert process.stdout is not None
-        _follow(process.stdout, log)
-    return process.returncode
-
-
-def _follow(lines: Any, log: Any) -> None:
-    shown = 0
-    for line in lines:
-        log.write(line)
-        step = re.match(r"\s*\[\s*(\d+)(?:/(\d+)|%)\]", line)
-        if step:
-            tenths = 10 * int(step[1]) // int(step[2] or 100)
-            if tenths > shown:
-                shown = tenths
-                print(f"  {10 * tenths} %", flush=True)
 
 
 def _failure_text(plan: Plan, log_path: Path) -> str:

@@ -21,7 +21,8 @@ sys.path.insert(0, str(ROOT))
 
 from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
-from native.build import PRESETS, Plan, job_count, make_plan, run_logged  # noqa: E402
+from native.build import PRESETS, Plan, job_count, make_plan  # noqa: E402
+from native.logged import run_logged  # noqa: E402
 from native.source import fetch  # noqa: E402
 
 PROGRAMS = ("llama-server", "llama-lookahead", "llama-lookup")

@@ -18,7 +18,7 @@ from edge_tr.doctor import findings as doctor
 from edge_tr.doctor import text as text_of
 from edge_tr.errors import NativeBuildError
 from edge_tr.llama import kernels
-from edge_tr.machine import build_check, facts, isa
+from edge_tr.machine import build_check, child_process, facts, isa
 from edge_tr.machine.build_check import BuildCheck
 from edge_tr.machine.build_child import write_zero_model
 from edge_tr.machine.isa import SetStatus
@@ -302,7 +302,7 @@ def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], No
     def write(works_with: str) -> None:
         script = tmp_path / "child.py"
         script.write_text(VULKAN.replace("WORKS_WITH", works_with))
-        monkeypatch.setattr(build_check, "_COMMAND", [sys.executable, str(script)])
+        monkeypatch.setattr(child_process, "command", lambda *_: [sys.executable, str(script)])
 
     return write
 

@@ -44,7 +44,6 @@ LLAMA_CPP = {
 MAX_LINES = 320
 LONG_MODULES = {
     "edge_tr/kernels/candidates.py": 720,  # Numba's cache asks for one call graph in one file
-    "native/build.py": 335,
 }
 MAX_FUNCTION = 60
 LONG_FUNCTIONS = {"_gather": 66, "topk_rows": 62}
@@ -145,6 +144,8 @@ def test_every_definition_is_used() -> None:
         words.update(re.findall(r"\w+", path.read_text("utf-8")))
     unused = []
     for path in PRODUCT:
+        if path.name.startswith("hook-"):
+            continue  # PyInstaller reads the names
         for node in tree_of(path).body:
             names = []
             if isinstance(node, Function | ast.ClassDef):

@@ -209,7 +209,7 @@ def _sysctl(name: str) -> str:
 def _run_children(names: Iterable[str]) -> dict[str, tuple[bool | None, str]]:
     """One child process per set, all at once; (executed, note) of each."""
     if getattr(sys, "frozen", False) or not sys.executable:
-        if sys.platform == "linux":
+        if platform.system() == "Linux":
             return {name: _in_fork(bytes.fromhex(_X86[name].code)) for name in names}
         return dict.fromkeys(names, (None, "no Python interpreter to try it in"))
     children = {
