@@ -166,6 +166,69 @@ def test_streams_of_two_threads(llm: Llama) -> None:
         assert [f.result() for f in [pool.submit(read) for _ in range(4)]] == [expected] * 4
 
 
+def test_what_one_thread_asks_for_is_not_told_to_another(tiny_model: TinyModel) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+
+        def with_logprobs() -> Any:
+            return llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 5, "logprobs": 2})
+
+        def tokens_of_a_stream() -> list[int]:
+            return list(itertools.islice(llm.generate([1, 2, 3], temp=0.0), 40))
+
+        asks = [with_logprobs, tokens_of_a_stream] * 4
+        expected = [with_logprobs()["choices"], tokens_of_a_stream()] * 4
+        with ThreadPoolExecutor(2) as pool:
+            found = [call.result() for call in [pool.submit(ask) for ask in asks]]
+        assert [f["choices"] if isinstance(f, dict) else f for f in found] == expected
+
+
+def test_a_stream_that_ends_takes_nothing_from_a_call(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+        chunks = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        next(chunks)
+
+        def tokenize(*args: Any, **options: Any) -> list[int]:
+            chunks.close()
+            return [*Llama.tokenize(llm, *args, **options)]
+
+        monkeypatch.setattr(llm, "tokenize", tokenize)
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+
+
+def test_a_call_inside_a_call_has_arguments_of_its_own(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+        inner: list[int] = []
+
+        def tokenize(*args: Any, **options: Any) -> list[int]:
+            inner.extend(itertools.islice(llm.generate([1, 2, 3], temp=0.0), 10))
+            return [*Llama.tokenize(llm, *args, **options)]
+
+        monkeypatch.setattr(llm, "tokenize", tokenize)
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
+        assert len(inner) == 10
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+
+
+def test_a_subclass_may_change_generate(tiny_model: TinyModel) -> None:
+    class Counting(Llama):
+        n_tokens_seen = 0
+
+        def generate(self, *args: Any, **options: Any) -> Any:
+            for token in super().generate(*args, **options):
+                self.n_tokens_seen += 1
+                yield token
+
+    options: dict[str, Any] = {"matrix_path": False, "logits_all": True, "verbose": False}
+    with Counting(str(tiny_model("llama")), **options) as llm:
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 5, "logprobs": 1})
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == llm.n_tokens_seen == 5
+
+
 def test_a_stream_that_several_threads_advance(llm: Llama) -> None:
     expected = text_of(llm)
     chunks = llm.create_completion(PROMPT, stream=True, **GREEDY)
