@@ -23,7 +23,7 @@ from edge_tr.decode.verify import Step
 from edge_tr.drafts.draft import Draft, Drafter
 from edge_tr.errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from edge_tr.stats import Stats
-from edge_tr.target import Batch, Int32, TargetModel
+from edge_tr.target import Batch, Int32, TargetModel, widest_step
 
 _IDLE_STEPS = 6
 """Steps in a row without a draft after which a drafter is left alone for ``n_rests`` steps."""
@@ -89,7 +89,8 @@ class Decoder:
         self.drafter = drafter
         self.stats = Stats()
         self.costs = costs or StepCosts()
-        self.max_width = min(max_width or target.n_batch, target.n_batch)
+        widest = widest_step(target) if drafter is not None else target.n_batch
+        self.max_width = min(max_width or widest, widest)
         self._measure_behind = measure_behind
         self._draft = Draft(drafter.max_nodes if drafter else 0)
         self._batch = Batch(max(target.n_batch, self._draft.capacity + 1), target.n_lanes)
@@ -474,7 +475,7 @@ class Decoder:
 
 
 def _check_fit(drafter: Drafter, target: TargetModel) -> None:
-    if not target.can_rewind:
+    if not target.can_rewind and target.n_rewind == 0:
         raise ConfigError("the target cannot take rejected tokens back, so nothing can be drafted")
     if drafter.n_vocab != target.n_vocab:
         raise ConfigError(

@@ -80,7 +80,8 @@ class ContextTarget:
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_lanes = int(lib.llama_n_seq_max(pointer))
-        self.can_rewind = not plain_reason
+        self.n_rewind = int(lib.llama_n_rs_seq(pointer))
+        self.can_rewind = not plain_reason and self.n_rewind == 0
         self._abort_flag = np.zeros(1, dtype=np.uint8)
         lib.llama_set_abort_callback(
             pointer,

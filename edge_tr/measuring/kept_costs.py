@@ -14,7 +14,7 @@ from edge_tr.errors import ConfigError
 from edge_tr.files.paths import cache_dir
 from edge_tr.files.whole_file import write_whole
 from edge_tr.measuring.steps import measure_costs
-from edge_tr.target import TargetModel
+from edge_tr.target import TargetModel, widest_step
 
 _FORMAT = 6
 
@@ -53,7 +53,7 @@ def costs_of(
     known = None if anew else load_costs(key)
     if known is not None and known.steady:
         return known
-    max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
+    max_width = min(_MAX_WIDTH, widest_step(target), target.n_ctx // 4)
     table = measure_costs(
         target,
         k=k,
