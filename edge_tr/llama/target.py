@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,19 +69,23 @@ class ContextTarget:
     ----------
     pointer : the context; it must outlive the target.
     n_vocab : size of its model's vocabulary.
-    plain_reason : why it cannot verify drafts, or an empty text.
+    plain_reason : why it cannot verify draft trees, or an empty text.
+
+    Attributes
+    ----------
+    plain_reason : why it cannot verify drafts at all, or an empty text.
     """
 
     def __init__(self, pointer: Any, *, n_vocab: int, plain_reason: str) -> None:
         self.pointer: Any = pointer
         self.memory: Any = lib.llama_get_memory(pointer)
         self.n_vocab = n_vocab
-        self.plain_reason = plain_reason
+        self.n_rewind = int(lib.llama_n_rs_seq(pointer))
+        self.plain_reason = "" if self.n_rewind else plain_reason
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_lanes = int(lib.llama_n_seq_max(pointer))
-        self.n_rewind = int(lib.llama_n_rs_seq(pointer))
-        self.can_rewind = not plain_reason and self.n_rewind == 0
+        self.can_rewind = not plain_reason
         self._abort_flag = np.zeros(1, dtype=np.uint8)
         lib.llama_set_abort_callback(
             pointer,
@@ -165,6 +169,8 @@ class LlamaTarget(ContextTarget, Closing):
         if model.info.sliding_window and not config.swa_full:
             reason = NO_REWIND
         allow_lanes(params, 1 if reason else config.n_lanes)
+        if reason != NO_REWIND:
+            allow_snapshots(params, config.n_snapshots or 0)
         forget_errors()
         pointer: Any = lib.llama_init_from_model(model.pointer, params)
         if not pointer:
@@ -175,7 +181,7 @@ class LlamaTarget(ContextTarget, Closing):
         forget_errors()
         super().__init__(pointer, n_vocab=model.n_vocab, plain_reason=reason)
         self.model = model
-        self.config = config
+        self.config = replace(config, n_snapshots=self.n_rewind)
 
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""
@@ -236,6 +242,13 @@ def allow_lanes(params: Any, n_lanes: int) -> None:
     params.n_outputs_max = max(params.n_batch, n_lanes)
     params.n_outputs_max_per_seq = 0  # as many; only samplers on the back end ask
     params.kv_unified = True
+
+
+def allow_snapshots(params: Any, n_snapshots: int) -> None:
+    """Have a context made with snapshots of its recurrent state, where the model has one that
+    llama.cpp can rewind; else it has none. ``params`` is written."""
+    # A step and the state before it must lie in one graph.
+    params.n_rs_seq = max(0, min(n_snapshots, params.n_ubatch - 1))
 
 
 def cost_conditions(path: Path, rpc: Sequence[str] = ()) -> dict[str, Any]:
