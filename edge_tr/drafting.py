@@ -57,6 +57,7 @@ class Drafting:
     draft : see ``DraftConfig``.
     fingerprint : whose matrix it is; see ``matrix_file.default_path``.
     plain_reason : why this target cannot verify drafts, or an empty text.
+    notice : the first of the notices, or an empty text.
     drafter : drafts in place of Token Recycling.
     progress : called with a line before something that takes seconds.
 
@@ -81,13 +82,14 @@ class Drafting:
         fingerprint: str,
         *,
         plain_reason: str = "",
+        notice: str = "",
         drafter: Drafter | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.fingerprint = fingerprint
-        self.notices: list[str] = []
+        self.notices: list[str] = [notice] if notice else []
         self.probe: WidthProbe | None = None
         self._drafter = drafter
         self._progress = progress

@@ -10,6 +10,7 @@ from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
+from edge_tr.llama.hybrids import open_target
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.llama.turns import Turns
@@ -54,17 +55,20 @@ class Session(Drafting, Closing):
         self.has_learned = False
         self._latest: Callable[[], Answer | None] = lambda: None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc)
+        draft = draft or DraftConfig()
         try:
-            self.target: LlamaTarget = LlamaTarget(self.model, context or ContextConfig())
+            self.target: LlamaTarget
+            self.target, line = open_target(self.model, context or ContextConfig(), draft, progress)
         except BaseException:
             self.model.close()
             raise
         try:
             super().__init__(
                 self.target,
-                draft or DraftConfig(),
+                draft,
                 self.model.fingerprint(),
-                plain_reason=self.target.plain_reason,
+                plain_reason=self.target.plain_reason and (line or self.target.plain_reason),
+                notice="" if self.target.plain_reason else line,
                 progress=progress,
             )
             self.stop_tokens = self.model.stop_tokens()

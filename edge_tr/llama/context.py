@@ -17,7 +17,13 @@ from llama_cpp import _internals
 from edge_tr.gguf_file.info import classify
 from edge_tr.llama.library import leave_log, lib
 from edge_tr.llama.model import fingerprint, plain_reason
-from edge_tr.llama.target import NO_REWIND, ContextTarget, allow_lanes, cost_conditions
+from edge_tr.llama.target import (
+    NO_REWIND,
+    ContextTarget,
+    allow_lanes,
+    allow_snapshots,
+    cost_conditions,
+)
 from edge_tr.target import Batch, Float32
 
 STOCK_ARGUMENTS: dict[str, Any] = {
@@ -84,8 +90,10 @@ def kind_of(llm: Any) -> tuple[str, str]:
     return kind, reason
 
 
-def replace_context(llm: Any, options: Mapping[str, Any], n_lanes: int) -> None:
-    """Free the small context and make the one that was asked for, with its LoRA adapter.
+def replace_context(
+    llm: Any, options: Mapping[str, Any], n_lanes: int, n_snapshots: int = 0
+) -> None:
+    """Free the context that is there and make the one that was asked for, with its LoRA adapter.
 
     Raises
     ------
@@ -98,6 +106,7 @@ def replace_context(llm: Any, options: Mapping[str, Any], n_lanes: int) -> None:
     params.n_batch = llm.n_batch = min(params.n_ctx, options["n_batch"])
     params.n_ubatch = min(params.n_batch, options["n_ubatch"])
     allow_lanes(params, n_lanes)
+    allow_snapshots(params, n_snapshots)
     llm._ctx = llm._stack.enter_context(
         contextlib.closing(
             _internals.LlamaContext(model=llm._model, params=params, verbose=llm.verbose)

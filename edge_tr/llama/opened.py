@@ -17,15 +17,19 @@ import llama_cpp
 
 from edge_tr.config import DraftConfig
 from edge_tr.decode.decoder import Decoder
+from edge_tr.decode.topk import default_threads
 from edge_tr.drafting import Drafting
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, MatrixFileError, ModelError
 from edge_tr.llama import context
 from edge_tr.llama.drafter_from_stock import ModelDrafter
+from edge_tr.llama.hybrids import fixed_snapshots
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.servers import Servers
+from edge_tr.llama.target import NO_REWIND
 from edge_tr.llama.turns import Turns
 from edge_tr.llama.vocabulary import constraint_vocabulary
+from edge_tr.measuring.snapshots import choose_snapshots
 from edge_tr.stats import Stats
 
 _Self = TypeVar("_Self", bound="OpenedLlama")
@@ -113,12 +117,14 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             context.replace_context(self, options, 1 if plain else n_lanes)
         if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
             return
-        self._target = target = context.OwnTarget(self, reason)
+        target, line = self._open_target(options, draft, reason)
+        self._target = target
         drafting = Drafting(
             target,
             draft,
             context.matrix_identity(self),
-            plain_reason=reason,
+            plain_reason=target.plain_reason and (line or target.plain_reason),
+            notice="" if target.plain_reason else line,
             drafter=self._users_drafter(target),
             progress=functools.partial(_tell, self.verbose),
         )
@@ -129,6 +135,30 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
         for notice in drafting.notices:
             self._notice(notice)
+
+    def _open_target(
+        self, options: dict[str, Any], draft: DraftConfig, reason: str
+    ) -> tuple[context.OwnTarget, str]:
+        """The target, of a hybrid with the snapshots that pay, and a line about them."""
+        if not reason or context.keeps_stock_context(options) or reason == NO_REWIND:
+            return context.OwnTarget(self, reason), ""
+
+        def reopen(n_snapshots: int) -> context.OwnTarget:
+            context.replace_context(self, options, 1, n_snapshots)
+            return context.OwnTarget(self, reason)
+
+        if draft.speculative == "auto":
+            return choose_snapshots(
+                reopen,
+                Path(self.model_path).stat().st_size,
+                k=draft.k,
+                n_threads=default_threads(),
+                progress=functools.partial(_tell, self.verbose),
+            )
+        n_snapshots = fixed_snapshots(draft)
+        if n_snapshots == 0:
+            return context.OwnTarget(self, reason), ""
+        return reopen(n_snapshots), ""
 
     def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:
         if self.draft_model is None:

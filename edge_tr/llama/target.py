@@ -41,6 +41,9 @@ GGML_TYPES = {
 
 NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
+_PARTIAL_ONLY = 1
+"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: of a hybrid, its recurrent state."""
+
 _batch_t = lib.llama_batch
 _decode = function("llama_decode", ctypes.c_int32, [ctypes.c_void_p, _batch_t])
 _get_logits = function("llama_get_logits", ctypes.c_void_p, [ctypes.c_void_p])
@@ -135,6 +138,16 @@ class ContextTarget:
 
     def interrupt(self, on: bool) -> None:
         self._abort_flag[0] = on
+
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot of the recurrent state; clears the cache."""
+        batch = Batch(1, self.n_lanes)
+        batch.set_one(0, 0)
+        self.seq_rm(-1, 0, -1)
+        self.decode(batch)
+        size = int(lib.llama_state_seq_get_size_ext(self.pointer, 0, _PARTIAL_ONLY))
+        self.seq_rm(-1, 0, -1)
+        return size
 
     @property
     def n_threads(self) -> int:

@@ -86,6 +86,23 @@ def measure_costs(
     return median_table(widths, contexts, samples, **more, steady=all_steady)
 
 
+def measure_two(target: TargetModel, topk: TopK, width: int, *, steady: bool = True) -> CostTable:
+    """Time plain steps and chains of ``width`` tokens behind a short text; clears the cache.
+
+    Parameters
+    ----------
+    steady : of the table.
+    """
+    n_past = min(64, target.n_ctx // 4)
+    meter = _Meter(target, topk, width, *random_text(target))
+    meter.read(n_past)
+    meter.step(width)
+    wide = [meter.step(width) for _ in range(3)]
+    samples = {(n_past, 1): meter.plain_steps(), (n_past, width): wide}
+    meter.lanes.recover(0)
+    return median_table([1, width], [n_past], samples, steady=steady)
+
+
 def extend_costs(
     costs: StepCosts,
     target: TargetModel,

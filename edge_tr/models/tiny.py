@@ -261,10 +261,8 @@ def _weights(
         return np.full(shape, gain, np.float32)
     if name.endswith(".ssm_d"):
         return np.ones(shape, np.float32)
-    if name.endswith(".ssm_a"):  # as S4D: states from slow to fast
-        if arch in tiny_hybrids.HYBRIDS:  # one for each head
-            return -np.linspace(0.05, 1.0, shape[0], dtype=np.float32).reshape(shape)
-        return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
+    if name.endswith(".ssm_a"):
+        return _decays(arch, shape)
     weights = rng.standard_normal(shape, np.float32)
     if name == "output.weight":
         return _output_weights(weights, vocab)
@@ -274,6 +272,15 @@ def _weights(
     if len(shape) == 1:
         return weights * np.float32(0.1)
     return weights * np.float32(gain / np.sqrt(shape[-1]))
+
+
+def _decays(arch: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """States from slow to fast, as S4D: one for each head of the hybrids, else those of a row."""
+    import numpy as np
+
+    if arch in tiny_hybrids.HYBRIDS:
+        return -np.linspace(0.05, 1.0, shape[0], dtype=np.float32).reshape(shape)
+    return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
 
 
 def _output_weights(weights: NDArray[np.float32], vocab: TinyVocab) -> NDArray[np.float32]:
