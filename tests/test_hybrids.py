@@ -172,9 +172,7 @@ def test_a_prompt_that_differs_at_the_end_goes_on_from_a_snapshot(
     assert text == text_of(Decoder(open_target(arch, n_snapshots=0)), second, max_tokens=20)
 
 
-def test_a_prompt_that_differs_earlier_is_read_from_the_start(
-    open_target: Open, arch: str
-) -> None:
+def test_a_prompt_that_differs_earlier_is_read_from_the_start(open_target: Open, arch: str) -> None:
     decoder = chains(open_target(arch))
     text_of(decoder, prompt_of(60), max_tokens=20)
     prompt = [*prompt_of(60)[:30], *prompt_of(20, seed=1)]

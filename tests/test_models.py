@@ -27,10 +27,11 @@ from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.quantize import quantize
 from edge_tr.models import catalog, shapes, store
 from edge_tr.models.catalog import Entry, Piece
+from edge_tr.models.tiny_hybrids import HYBRIDS
 from edge_tr.models.tiny_vocab import SPECIAL_TOKENS, tiny_vocab
 
 TinyModel = Callable[[str], Path]
-GENERATING = ["llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba"]
+GENERATING = ["llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", *HYBRIDS]
 TEXT = 'the people said {"name": "héllo 世界 🎉"}\n'
 
 

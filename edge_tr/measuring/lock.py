@@ -20,11 +20,11 @@ _POLL_S = 0.05
 def measuring_alone(
     patience_s: float = _PATIENCE_S, progress: Callable[[str], None] = lambda line: None
 ) -> Iterator[bool]:
-    """Wait until nobody else measures, in this process or another; yields whether that is so,
-    False after ``patience_s`` seconds, and where the cache directory cannot be written."""
+    """Wait until nobody else measures, in this process or another; yields False where somebody
+    still does after ``patience_s`` seconds, True where the file system has no locks."""
     stream = _open()
     if stream is None:
-        yield False
+        yield True
         return
     with stream:
         stop, told = monotonic() + patience_s, False
@@ -56,6 +56,8 @@ def _take(stream: BinaryIO) -> bool:
             import fcntl
 
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
+    except (BlockingIOError, PermissionError):
         return False
+    except OSError:  # a file system without locks
+        return True
     return True

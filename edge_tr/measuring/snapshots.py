@@ -4,6 +4,7 @@ they take memory and time in every step."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from edge_tr.costs.table import CostTable
@@ -25,6 +26,9 @@ _FASTER = 1.3
 """A chain that is right to its end must be this many times as fast as plain decoding."""
 
 _ROUNDS = 2
+_SAME = 1.1
+"""Plain steps of two rounds that differ by more were not measured on an idle machine."""
+
 _FEW_BYTES = 64 << 20
 _MODEL_SHARE = 0.25
 """Snapshots may take this many bytes, or this share of the model's."""
@@ -68,13 +72,13 @@ def choose_snapshots(
     most_bytes = max(_FEW_BYTES, int(_MODEL_SHARE * model_bytes))
     n_snapshots = min(target.n_rewind, most_bytes // max(1, bytes_each))
     if n_snapshots == 0:
-        line = f"a snapshot of the model's recurrent state takes {bytes_each / 1e6:.0f} MB"
+        line = f"a snapshot of the model's recurrent state takes {_megabytes(bytes_each)}"
         return reopen(0), f"drafting is off: {line}"
     if n_snapshots < target.n_rewind:
         target = reopen(n_snapshots)
     keys = [cost_key(target, k, n_threads) | {"with_snapshots": n} for n in (0, n_snapshots)]
     known = [load_costs(key) for key in keys]
-    if None in known:
+    if not all(table is not None and table.steady for table in known):
         progress("measuring what snapshots of the model's recurrent state cost")
         try:
             tables = _measure(reopen, n_snapshots, k, n_threads)
@@ -98,14 +102,19 @@ def choose_snapshots(
         return reopen(0), line
     return target, (
         f"drafting chains of up to {n_snapshots} tokens; snapshots of the model's recurrent state "
-        f"take {n_snapshots * bytes_each / 1e6:.1f} MB"
+        f"take {_megabytes(n_snapshots * bytes_each)}"
     )
+
+
+def _megabytes(n_bytes: int) -> str:
+    return f"{n_bytes / 1e6:.0f} MB" if n_bytes >= 1e6 else "less than 1 MB"
 
 
 def _measure(
     reopen: Callable[[int], SnapshotTarget], n_snapshots: int, k: int, n_threads: int
 ) -> list[CostTable]:
-    """Costs without snapshots and with them, of the round in which a plain step was fastest."""
+    """Costs without snapshots and with them, of the round in which a plain step was fastest; not
+    steady where plain steps of two rounds differ by as much as the choice turns on."""
     rounds: dict[int, list[CostTable]] = {0: [], n_snapshots: []}
     with measuring_alone() as is_alone:
         for _ in range(_ROUNDS):
@@ -115,4 +124,9 @@ def _measure(
                 with within(limit_s, target):
                     topk = TopK(k, n_threads)
                     tables.append(measure_two(target, topk, n_snapshots + 1, steady=is_alone))
-    return [min(tables, key=lambda table: table.seconds[0][0]) for tables in rounds.values()]
+    found = []
+    for tables in rounds.values():
+        fastest, *others = sorted(tables, key=lambda table: table.seconds[0][0])
+        same = all(t.seconds[0][0] < _SAME * fastest.seconds[0][0] for t in others)
+        found.append(replace(fastest, steady=fastest.steady and same))
+    return found
