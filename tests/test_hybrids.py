@@ -24,7 +24,7 @@ from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.widths import probe_widths
-from edge_tr.models.tiny_hybrids import HYBRIDS
+from edge_tr.models.hybrids import HYBRIDS
 
 N_SNAPSHOTS = 5
 CHAIN = TreeTemplate.from_breadths([1] * N_SNAPSHOTS)

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge_tr.errors import ConfigError
-from edge_tr.models import tiny_hybrids
-from edge_tr.models.tiny_hybrids import N_EMBD, N_FF, N_HEAD, N_HEAD_KV
+from edge_tr.models import hybrids
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE, SPECIAL_TOKENS, TinyVocab, tiny_vocab
 
 if TYPE_CHECKING:
@@ -20,12 +19,12 @@ Quantisation = Literal["f32", "f16", "q8_0", "q4_0"]
 
 TINY_ARCHITECTURES = (
     *("llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", "bert", "dream"),
-    *tiny_hybrids.HYBRIDS,
+    *hybrids.HYBRIDS,
 )
 """Dense, with a sliding window, a mixture of experts (llama with experts), recurrent, hybrid,
 encoder-only, diffusion, and the hybrids that can rewind."""
 
-N_LAYERS = 2
+N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_LAYERS = 128, 2, 1, 256, 2
 """Heads are 64 wide, the narrowest that GPU flash attention knows; rows fill 32-wide blocks."""
 N_CTX_TRAIN, _N_CTX_BERT = 8192, 512
 N_EXPERTS, N_EXPERTS_USED = 4, 2
@@ -114,9 +113,8 @@ def _add_hyperparameters(writer: gguf.GGUFWriter, arch: str, sliding_window: int
     writer.add_context_length(_N_CTX_BERT if arch == "bert" else N_CTX_TRAIN)
     writer.add_embedding_length(N_EMBD)
     writer.add_layer_norm_rms_eps(1e-5)
-    if arch in tiny_hybrids.HYBRIDS:
-        writer.add_block_count(tiny_hybrids.n_layers(arch))
-        tiny_hybrids.add_hyperparameters(writer, arch)
+    if arch in hybrids.HYBRIDS:
+        hybrids.add_hyperparameters(writer, hybrids.tiny(arch))
         return
     writer.add_block_count(N_LAYERS)
     writer.add_feed_forward_length(N_FF)
@@ -167,8 +165,8 @@ def _add_vocab(writer: gguf.GGUFWriter, vocab: TinyVocab) -> None:
 def _tensors(arch: str, n_vocab: int) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor by name, rows last, as NumPy orders them."""
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, N_EMBD)}
-    if arch in tiny_hybrids.HYBRIDS:
-        return tensors | {"output.weight": (n_vocab, N_EMBD)} | tiny_hybrids.tensors(arch)
+    if arch in hybrids.HYBRIDS:
+        return tensors | {"output.weight": (n_vocab, N_EMBD)} | hybrids.tensors(hybrids.tiny(arch))
     if arch == "bert":
         tensors["position_embd.weight"] = (_N_CTX_BERT, N_EMBD)
         tensors |= _norm("token_embd_norm", bias=True)
@@ -278,7 +276,7 @@ def _decays(arch: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
     """States from slow to fast, as S4D: one for each head of the hybrids, else those of a row."""
     import numpy as np
 
-    if arch in tiny_hybrids.HYBRIDS:
+    if arch in hybrids.HYBRIDS:
         return -np.linspace(0.05, 1.0, shape[0], dtype=np.float32).reshape(shape)
     return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
 
