@@ -57,7 +57,8 @@ def open_target(model_of: Callable[[str], Model]) -> Iterator[Open]:
     opened: list[LlamaTarget] = []
 
     def make(arch: str, n_snapshots: int = N_SNAPSHOTS, **config: Any) -> LlamaTarget:
-        options = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1} | BIT_EQUAL | config
+        options: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1}
+        options |= BIT_EQUAL | config
         config_of_it = ContextConfig(**options, n_snapshots=n_snapshots)
         opened.append(LlamaTarget(model_of(arch), config_of_it))
         return opened[-1]
@@ -232,17 +233,17 @@ def test_an_error_inside_a_step(
 
 def test_a_state_saved_with_tokens_given_up(open_target: Open, arch: str) -> None:
     """It holds what is left, and what it is put into can give up nothing before its next batch."""
-    bench = TreeBench(open_target(arch))
+    target = open_target(arch)
+    bench = TreeBench(target)
     bench.read(TEXT)
     bench.lanes.rewind(6)
-    size = lib.llama_state_get_size(bench.target.pointer)
+    size = lib.llama_state_get_size(target.pointer)
     data = (ctypes.c_uint8 * size)()
-    n_bytes = lib.llama_state_get_data(bench.target.pointer, data, size)
+    n_bytes = lib.llama_state_get_data(target.pointer, data, size)
     expected = bench.read([40, 41, 42])
-    for other in (open_target(arch), bench.target):
-        assert lib.llama_state_set_data(other.pointer, data, n_bytes) == n_bytes
+    for other in (open_target(arch), target):
         again = TreeBench(other)
-        lib.llama_state_set_data(other.pointer, data, n_bytes)
+        assert lib.llama_state_set_data(other.pointer, data, n_bytes) == n_bytes
         again.lanes.adopt(6)
         np.testing.assert_array_equal(again.read([40, 41, 42]), expected)
         again.lanes.adopt(9)

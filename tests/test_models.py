@@ -465,8 +465,9 @@ def test_shape_weights_keep_activations_near_one(
 def test_shape_of_a_hybrid_decodes_to_finite_logits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
 ) -> None:
-    states = {} if arch == "lfm2" else {"d_state": 32, "n_group": 2, "n_ssm_head": 8}
-    hybrid = Hybrid(arch, "raf" if arch == "nemotron_h" else "ra", 256, 4, 2, 64, 512, **states)
+    kinds = "raf" if arch == "nemotron_h" else "ra"
+    states = (0, 0, 0) if arch == "lfm2" else (32, 2, 8)
+    hybrid = Hybrid(arch, kinds, 256, 4, 2, 64, 512, (11, 11, 10, 0), *states)
     of = (arch, 2, 256, 4, 2, 512, 300, 512, 1e4)
     shape = shapes.Shape("a small one", *of, tied=True, hybrid=hybrid)
     monkeypatch.setitem(shapes.SHAPES, "small", shape)

@@ -90,19 +90,30 @@ def choose_snapshots(
         target = reopen(n_snapshots)
     else:
         tables = [table for table in known if table is not None]
-    without, with_them = (table.seconds[0] for table in tables)
-    slower = with_them[0] / without[0]
-    faster = (n_snapshots + 1) * with_them[0] / with_them[1]
-    if slower > _SLOWER or faster < _FASTER:
-        line = (
-            "drafting is off: snapshots of the model's recurrent state do not pay here; a plain "
-            f"step takes {slower:.2f} times as long with them, and a chain of {n_snapshots} right "
-            f"tokens is {faster:.2f} times as fast"
-        )
+    pays, line = snapshots_pay(*tables)
+    if not pays:
         return reopen(0), line
     return target, (
         f"drafting chains of up to {n_snapshots} tokens; snapshots of the model's recurrent state "
         f"take {_megabytes(n_snapshots * bytes_each)}"
+    )
+
+
+def snapshots_pay(without: CostTable, with_them: CostTable) -> tuple[bool, str]:
+    """Whether snapshots pay, and a line that says why they do not.
+
+    Parameters
+    ----------
+    without, with_them : see ``measure_two``; of steps as wide as the longest chain.
+    """
+    n_nodes = with_them.widths[-1] - 1
+    plain_s, chain_s = with_them.seconds[0]
+    slower = plain_s / without.seconds[0][0]
+    faster = (n_nodes + 1) * plain_s / chain_s
+    return slower <= _SLOWER and faster >= _FASTER, (
+        "drafting is off: snapshots of the model's recurrent state do not pay here; a plain step "
+        f"takes {slower:.2f} times as long with them, and a chain of {n_nodes} right tokens is "
+        f"{faster:.2f} times as fast"
     )
 
 

@@ -56,8 +56,9 @@ class Hybrid:
 def tiny(arch: str) -> Hybrid:
     """Of a tiny model: one layer of each kind."""
     kinds = "raf" if arch == "nemotron_h" else "ra"
-    states = {} if arch == "lfm2" else {"d_state": 32, "n_group": 2, "n_ssm_head": 4}
-    return Hybrid(arch, kinds, 128, 2, 1, 64, 256, **states)
+    d_state, n_group, n_head = (0, 0, 0) if arch == "lfm2" else (32, 2, 4)
+    sizes = 128, 2, 1, 64, 256
+    return Hybrid(arch, kinds, *sizes, d_state=d_state, n_group=n_group, n_ssm_head=n_head)
 
 
 def add_hyperparameters(writer: gguf.GGUFWriter, hybrid: Hybrid) -> None:
