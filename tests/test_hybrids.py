@@ -101,6 +101,14 @@ def test_a_step_and_the_state_before_it_fit_one_graph(open_target: Open, arch: s
     assert open_target(arch, n_ubatch=4).n_rewind == 3
 
 
+def test_rows_are_the_same_with_snapshots_and_without(open_target: Open, arch: str) -> None:
+    rows = []
+    for n_snapshots in (0, N_SNAPSHOTS):
+        bench = TreeBench(open_target(arch, n_snapshots))
+        rows.append([bench.read(TEXT), *(bench.read([token]) for token in TEXT)])
+    np.testing.assert_array_equal(*rows)
+
+
 @pytest.mark.parametrize("n_back", range(1, N_SNAPSHOTS + 1))
 def test_what_was_given_up_leaves_no_trace(open_target: Open, arch: str, n_back: int) -> None:
     bench = TreeBench(open_target(arch))
