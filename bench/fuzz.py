@@ -84,14 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", action="store_true", help="end with one JSON object")
-    parser.add_argument(
-        "--atheris",
-        choices=["gguf", "matrix"],
-        help="guide the damage of files by coverage instead (pip install atheris)",
-    )
     args = parser.parse_args(argv)
-    if args.atheris:
-        return fuzz_files.guided(args.atheris, args.seconds, args.seed)
     with TemporaryDirectory() as folder:
         tiny = models.write_tiny(Path(folder) / "tiny.gguf", "llama")
         with contextlib.suppress(KeyboardInterrupt):

@@ -1,4 +1,4 @@
-"""GGUF headers and matrix files, damaged at random or guided by coverage."""
+"""GGUF headers and matrix files, damaged at random."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import random
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from zipfile import ZipExtFile
 
-from edge_tr import models
-from edge_tr.drafts import matrix_file
+import numpy as np
+
+from edge_tr.drafts import history_file, matrix_file
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
-from edge_tr.errors import MatrixFileError, ModelError
+from edge_tr.drafts.history import History
+from edge_tr.errors import ConfigError, MatrixFileError, ModelError
 from edge_tr.gguf_file.info import inspect
 
 Found = Callable[[str, str], None]
@@ -36,6 +39,9 @@ for path in sys.argv[1:]:
         pass
 """
 _FINGERPRINT = "f" * 32
+_N_VOCAB, _K = 300, 8
+REFUSALS = (ModelError, MatrixFileError, ConfigError)
+"""What reading a damaged file may raise."""
 _HEADER_BYTES = 1 << 14
 _AT_ONCE = 20
 _LOAD_S = 240.0
@@ -51,29 +57,34 @@ class Files:
     """
 
     def __init__(self, folder: Path, model: Path) -> None:
-        self._folder, self._model = folder, model.read_bytes()
-        self._matrix = saved_matrix(folder / "matrix").read_bytes()
+        self._folder = folder
+        self._whole = {
+            "gguf": model.read_bytes(),
+            "matrix": saved_matrix(folder / "matrix").read_bytes(),
+            "history": saved_history(folder / "history").read_bytes(),
+        }
         self._kept: list[Path] = []
         self._n = 0
 
     def check(self, rng: random.Random, name: str, found: Found) -> None:
         """Damage one file and check it."""
         self._n += 1
-        is_model = rng.random() < 0.7
-        data = bytearray(self._model if is_model else self._matrix)
+        kind = rng.choice(["gguf", "gguf", "gguf", "matrix", "history"])
+        data = bytearray(self._whole[kind])
         for _ in range(rng.randint(1, 3)):
             at = rng.randrange(min(len(data), _HEADER_BYTES))
             size = rng.choice([1, 1, 4, 8])
             data[at : at + size] = rng.choice([b"\0" * size, b"\xff" * size, rng.randbytes(size)])
         if rng.random() < 0.1:
             del data[rng.randrange(len(data)) :]
-        path = self._folder / f"{self._n}{'.gguf' if is_model else '.matrix'}"
+        path = self._folder / f"{self._n}.{kind}"
         path.write_bytes(data)
         try:
-            (read_model if is_model else read_matrix)(path)
-            if is_model:
+            with unguarded() if rng.random() < 0.5 else nullcontext():
+                READERS[kind](path)
+            if kind == "gguf":
                 self._kept.append(path)
-        except (ModelError, MatrixFileError):
+        except REFUSALS:
             pass
         except Exception as error:
             found("crashes", f"{name}: {error!r}")
@@ -109,10 +120,34 @@ class Files:
 
 def saved_matrix(path: Path) -> Path:
     """A small matrix file with everything that one may hold."""
-    matrix = AdjacencyMatrix.random(300, 8)
-    candidates = Candidates(matrix)
-    matrix_file.save(path, matrix, _FINGERPRINT, candidates.to_arrays())
+    rng = np.random.default_rng(0)
+    candidates = Candidates(AdjacencyMatrix.random(_N_VOCAB, _K))
+    tokens = rng.integers(0, _N_VOCAB, (40, 2), dtype=np.int32)
+    ids = rng.integers(0, _N_VOCAB, (40, _K), dtype=np.int32)
+    values = np.sort(rng.random((40, _K), dtype=np.float32))[:, ::-1].copy()
+    candidates.recycle(tokens[:, 0].copy(), tokens[:, 1].copy(), ids, values)
+    matrix_file.save(path, candidates.matrix, _FINGERPRINT, candidates.to_arrays())
     return path
+
+
+def saved_history(path: Path) -> Path:
+    """A small history file."""
+    history = History(2000)
+    for n in (20, 300, 9):
+        history.add(np.arange(n, dtype=np.int32) % _N_VOCAB)
+    history_file.save(path, history, _FINGERPRINT, _N_VOCAB)
+    return path
+
+
+@contextmanager
+def unguarded() -> Iterator[None]:
+    """Checksums are not compared, so that damage gets behind them."""
+    compare = ZipExtFile._update_crc  # type: ignore[attr-defined]
+    ZipExtFile._update_crc = lambda self, data: None  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        ZipExtFile._update_crc = compare  # type: ignore[attr-defined]
 
 
 def read_model(path: Path) -> None:
@@ -122,30 +157,18 @@ def read_model(path: Path) -> None:
 
 def read_matrix(path: Path) -> None:
     """As when a session starts."""
-    matrix_file.load_with_extra(path, _FINGERPRINT, 300, 8)
+    matrix, extra = matrix_file.load_with_extra(path, _FINGERPRINT, _N_VOCAB, _K)
+    Candidates(matrix).load_arrays(extra)
 
 
-def guided(what: str, seconds: float, seed: int) -> int:
-    """libFuzzer, through atheris, on what reads a file; its exit code."""
-    import atheris
+def read_history(path: Path) -> None:
+    """As when a session starts that keeps earlier texts."""
+    history_file.load(path, History(500), _FINGERPRINT, _N_VOCAB)
 
-    folder = Path(tempfile.mkdtemp())
-    (folder / "corpus").mkdir()
-    if what == "gguf":
-        models.write_tiny(folder / "corpus" / "seed", "llama")
-    else:
-        saved_matrix(folder / "corpus" / "seed")
-    read = read_model if what == "gguf" else read_matrix
-    path = folder / ("one.gguf" if what == "gguf" else "one.matrix")
 
-    def one_input(data: bytes) -> None:
-        path.write_bytes(data)
-        with suppress(ModelError, MatrixFileError):
-            read(path)
-
-    atheris.instrument_all()
-    options = [f"-max_total_time={int(seconds)}", f"-seed={seed + 1}", "-max_len=2000000",
-               "-rss_limit_mb=4096"]  # fmt: skip
-    atheris.Setup([sys.argv[0], *options, str(folder / "corpus")], one_input)
-    atheris.Fuzz()
-    return 0
+READERS: dict[str, Callable[[Path], None]] = {
+    "gguf": read_model,
+    "matrix": read_matrix,
+    "history": read_history,
+}
+"""What is done with a file of each kind."""

@@ -53,6 +53,8 @@ def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:  # noqa: P
         return _object(rng, depth, names)
     if kind == "array":
         return _array(rng, depth, names)
+    if kind == "oneOf" and rng.random() < 0.7:
+        return {"oneOf": [_branch(rng, depth, names, i) for i in range(rng.randint(1, 3))]}
     if kind in ("anyOf", "oneOf", "allOf"):
         return {kind: [_schema(rng, depth - 1, names) for _ in range(rng.randint(1, 3))]}
     if kind == "enum":
@@ -63,6 +65,14 @@ def _schema(rng: random.Random, depth: int, names: list[str]) -> Any:  # noqa: P
         return rng.choice([{}, True, {"description": "x"}])
     types = ["string", "integer", "boolean", "null", "array", "object"]
     return {"type": rng.choice([rng.choice(types), rng.sample(types, 2)])}
+
+
+def _branch(rng: random.Random, depth: int, names: list[str], number: int) -> dict[str, Any]:
+    """An object that a property tells from other branches, as a rule."""
+    made = _object(rng, depth, names)
+    value = number if rng.random() < 0.9 else rng.choice(_VALUES)
+    made["properties"] = made.get("properties", {}) | {"kind": {"const": value}}
+    return made
 
 
 def _string(rng: random.Random) -> dict[str, Any]:

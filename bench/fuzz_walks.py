@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from edge_tr.errors import ConfigError, DecodeError
 from edge_tr.llama.model import Model
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE
 
-from . import fuzz_inputs
+from . import archive, fuzz_inputs
 from .fuzz_server import fault
 
 Found = Callable[[str, str], None]
@@ -82,22 +81,14 @@ class Walker:
         return None
 
 
-def _templates() -> list[str]:
-    """Templates of llama.cpp's source, where EDGE_TR_LLAMA_SOURCE names a folder of it."""
-    source = os.environ.get("EDGE_TR_LLAMA_SOURCE")
-    if not source:
-        return [CHAT_TEMPLATE]
-    files = Path(source, "vendor/llama.cpp/models/templates").glob("*.jinja")
-    return [file.read_text("utf-8") for file in sorted(files)] or [CHAT_TEMPLATE]
-
-
 _compiled: list[ChatTemplate] = []
 
 
 def check_templates(rng: random.Random, name: str, found: Found) -> None:
     """A template may refuse a history, and raise nothing else."""
     if not _compiled:
-        _compiled.extend(ChatTemplate(source, bos="<s>", eos="</s>") for source in _templates())
+        sources = (CHAT_TEMPLATE, *archive.templates().values())
+        _compiled.extend(ChatTemplate(source, bos="<s>", eos="</s>") for source in sources)
     template = rng.choice(_compiled)
     history = fuzz_inputs.messages(rng)
     if rng.random() < 0.3:

@@ -28,7 +28,7 @@ from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.costs.running import StepCosts
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.decoder import Decoder
-from edge_tr.decode.topk import TopK
+from edge_tr.decode.topk import TopK, default_threads
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Draft
@@ -57,16 +57,18 @@ def host_steps(
     with Session(models.path(model), context=ContextConfig(n_ctx=n_ctx), draft=draft) as session:
         text = "\n\n".join(turn for q in load_questions() for turn in q.turns)
         prompt = session.prompt_tokens(text, chat=False)[:n_past]
+        decoder = session.decoder
         if token_s is not None:
-            session.decoder.costs = ForcedCosts(token_s)
-        steps = session.decoder.generate(prompt)
+            costs, n_threads = ForcedCosts(token_s), default_threads()
+            decoder = Decoder(session.target, decoder.drafter, costs=costs, n_threads=n_threads)
+        steps = decoder.generate(prompt)
         found: dict[str, list[float]] = {name: [] for name in ("host", *PARTS)}
         next(steps)
-        before = replace(session.stats)
+        before = replace(decoder.stats)
         for _ in range(n_steps):
             if next(steps, None) is None:
                 break
-            after = replace(session.stats)
+            after = replace(decoder.stats)
             if after.n_drafted - before.n_drafted == paper.n_nodes:
                 _note(found, before, after)
             before = after

@@ -10,13 +10,14 @@ Where a prompt goes::
       Session.answer             session   the open model; whose turn it is
         Model.chat_tokens        llama/model, chat/   messages -> tokens
         Answer                   answer    tokens -> pieces of text, why it ended
-          Decoder.generate       decode/decoder   the loop, until a stop token or the limit:
+          Decoder.generate       decode/decoder   until a stop token or the limit
             Committed.read         decode/committed   prefill
-            Drafter.propose        drafts/grown_tree  (automatic), fixed_tree   draft
-            Target.decode          llama/target   verify: one call for the whole tree
-            Step.follow_best, draw decode/verify   accept
-            LaneCache.commit       decode/lanes    keep or redo
-            Drafter.learn          drafts/candidates   recycle
+            StepLoop.next          decode/step_loop   one decode step:
+              Drafter.propose        drafts/grown_tree  (automatic), fixed_tree   draft
+              Target.decode          llama/target   verify: one call for the whole tree
+              Step.follow_best, draw decode/verify   accept
+              LaneCache.commit       decode/lanes    keep or redo
+              Drafter.learn          drafts/candidates   recycle
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class PromptOptions(llm.Options):
     top_p: float = Field(0.95, ge=0, le=1, description="Keep this share of the probability")
     min_p: float = Field(0.05, ge=0, le=1, description="Drop tokens below this share of the best")
     repeat_penalty: float = Field(1.0, gt=0, description="Above 1 makes repeated tokens rarer")
-    seed: int | None = Field(None, ge=0, lt=1 << 32, description="The same seed, the same text")
+    seed: int | None = Field(None, ge=0, lt=1 << 64, description="The same seed, the same text")
     stop: str | None = Field(None, description="Text that ends the answer")
     n_ctx: int = Field(4096, ge=0, description="Tokens of conversation and answer together")
     tree: str = Field("auto", description="The draft tree, as `edge-tr run --tree`; off: none")

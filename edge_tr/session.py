@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -10,12 +11,19 @@ from edge_tr.answer import Answer, AnswerConfig
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
+from edge_tr.gguf_file.info import inspect
+from edge_tr.idle import Idle
+from edge_tr.llama.devices import has_gpu
 from edge_tr.llama.hybrids import open_target
+from edge_tr.llama.kept_cells import KeptCells
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.llama.turns import Turns
+from edge_tr.needs import require_fit
 from edge_tr.stats import Stats
 from edge_tr.target import Int32
+
+logger = logging.getLogger("edge_tr")
 
 
 class Session(Drafting, Closing):
@@ -27,9 +35,13 @@ class Session(Drafting, Closing):
     context, draft : see ``ContextConfig`` and ``DraftConfig``.
     n_gpu_layers, rpc : layers on the GPU, -1 = all, and RPC servers that take some; see ``Model``.
     progress : called with a line before something that takes seconds.
+    idle_unload_s : seconds without an answer after which the model's memory is given back; the next
+        answer opens it again. What was learned stays, and the text in the cache; see
+        ``KeptCells``. None keeps the model.
 
     Attributes
     ----------
+    idle : tells whether the model is unloaded.
     model, target : the open model and its context; see ``Drafting`` for the others.
     stop_tokens : ids that end a text.
     turns : whose turn it is to generate.
@@ -37,7 +49,7 @@ class Session(Drafting, Closing):
 
     Raises
     ------
-    ModelError and its kinds : the model cannot be opened.
+    ModelError and its kinds : the model cannot be opened, or would not fit in memory.
     ConfigError : a value that is not allowed.
     """
 
@@ -50,15 +62,21 @@ class Session(Drafting, Closing):
         n_gpu_layers: int = 0,
         rpc: str | Sequence[str] = (),
         progress: Callable[[str], None] = lambda line: None,
+        idle_unload_s: float | None = None,
     ) -> None:
-        self.turns = Turns(lambda: self.decoder.cancel())
+        self.idle = Idle(idle_unload_s, self._unload, self._load)
+        self._kept: KeptCells | None = None
+        self.turns = Turns(lambda: self.decoder.cancel(), self.idle.used)
         self.has_learned = False
         self._latest: Callable[[], Answer | None] = lambda: None
-        self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc)
-        draft = draft or DraftConfig()
+        context, draft = context or ContextConfig(), draft or DraftConfig()
+        if n_gpu_layers == 0 or not (rpc or has_gpu()):
+            require_fit(inspect(path), context, draft)
+        may_unload = idle_unload_s is not None
+        self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc, may_unload=may_unload)
         try:
             self.target: LlamaTarget
-            self.target, line = open_target(self.model, context or ContextConfig(), draft, progress)
+            self.target, line = open_target(self.model, context, draft, progress)
         except BaseException:
             self.model.close()
             raise
@@ -75,6 +93,24 @@ class Session(Drafting, Closing):
         except BaseException:
             self.close()
             raise
+        self.idle.watch()
+
+    def _unload(self) -> None:
+        self._kept = KeptCells(self.decoder, self.target)
+        self.target.close()
+        self.model.unload()
+        logger.info("the model is unloaded")
+
+    def _load(self) -> None:
+        try:
+            self.model.load()
+            self.target.open_again()
+        except BaseException:
+            self.model.unload()
+            raise
+        if self._kept is not None:
+            self._kept.put_back(self.decoder, self.target)
+        logger.info("the model is loaded again")
 
     @property
     def stats(self) -> Stats:
@@ -134,5 +170,8 @@ class Session(Drafting, Closing):
         """Stop what runs, and free the context and the model; closing twice does no harm."""
         if self.turns.is_forked or not self.turns.close():
             return
+        self.idle.close()
+        if self._kept is not None:
+            self._kept.close()
         self.target.close()
         self.model.close()

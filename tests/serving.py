@@ -35,15 +35,21 @@ class Running:
 
 @contextmanager
 def serving(
-    model: Path, *, n_ctx: int = 512, tree: TreeTemplate | None = None, **config: Any
+    model: Path,
+    *,
+    n_ctx: int = 512,
+    tree: TreeTemplate | None = None,
+    idle_unload_s: float | None = None,
+    **config: Any,
 ) -> Iterator[Running]:
     """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``tree`` is drafted at
     every step, without it nothing is."""
     settings = ServerConfig(port=0, **config)
     context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
     draft = DraftConfig(speculative=tree or "off", start="empty")
-    with Session(model, context=context, draft=draft) as session:
-        service = Service(session, NAME, Embedder(model, n_threads=1), settings)
+    idle: dict[str, Any] = {"idle_unload_s": idle_unload_s}
+    with Session(model, context=context, draft=draft, **idle) as session:
+        service = Service(session, NAME, Embedder(model, n_threads=1, **idle), settings)
         server = Server(service)
         with listen(settings) as listener:
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

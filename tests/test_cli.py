@@ -157,6 +157,12 @@ def test_prompt_from_file_and_stdin_is_the_same(run: Callable[..., Result], tmp_
     assert run(stdin=b"Hello").out == wanted
 
 
+@pytest.mark.skipif(not Path("/dev/zero").exists(), reason="needs /dev/zero")
+def test_a_prompt_without_an_end(run: Callable[..., Result]) -> None:
+    told = one_line(run("-f", "/dev/zero"), 2)
+    assert "the prompt of /dev/zero is longer than 64 MiB, which is the most that is read" in told
+
+
 def test_a_prompt_about_a_file(run: Callable[..., Result]) -> None:
     wanted = run("Sum this up.\n\none\ntwo").out
     assert run("Sum this up.", "-f", "-", stdin=b"one\ntwo\n").out == wanted
@@ -366,6 +372,20 @@ def test_a_damaged_matrix_of_choice_is_refused(run: Callable[..., Result], tmp_p
     file.write_bytes(b"not a matrix")
     assert "damaged" in one_line(run("Hello", "--matrix", file), 1)
     assert file.read_bytes() == b"not a matrix"
+
+
+def test_a_matrix_of_choice_that_is_damaged_inside(
+    run: Callable[..., Result], tmp_path: Path
+) -> None:
+    file = tmp_path / "matrix.npz"
+    assert run("Hello", "--matrix", file).code == 0
+    data = bytearray(file.read_bytes())
+    data[len(data) // 2] ^= 1
+    file.write_bytes(data)
+    told = one_line(run("Hello", "--matrix", file), 1)
+    assert f"{file} is damaged" in told
+    assert f"use another path, or `edge-tr matrix reset --file {file}` to start empty" in told
+    assert file.read_bytes() == data
 
 
 def test_a_data_directory_that_cannot_be_written(

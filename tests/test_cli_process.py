@@ -129,6 +129,34 @@ def test_a_reader_that_closes_the_answer(process: Process) -> None:
     assert (code, err) == (0, b"")
 
 
+@pytest.mark.skipif(os.name == "nt", reason="a shell closes stdout")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--help"],
+        ["model", "list"],
+        ["run", "Hello"],
+        ["run", "Hello", "--json"],
+        ["matrix", "path"],
+    ],
+)
+def test_stdout_that_is_closed_from_the_start(
+    cache: Path, tiny_model: Callable[[str], Path], arguments: list[str]
+) -> None:
+    model = ["-m", str(tiny_model("llama"))] if arguments[0] in ("run", "matrix") else []
+    more = ["--threads", "1", "--no-save", "--max-tokens", "4"] if arguments[0] == "run" else []
+    command = [sys.executable, "-m", "edge_tr.cli", *arguments, *model, *more]
+    done = subprocess.run(
+        ["sh", "-c", 'exec "$@" >&-', "sh", *command],
+        stderr=subprocess.PIPE,
+        env=os.environ | {"EDGE_TR_CACHE_DIR": str(cache)},
+        check=False,
+    )
+    assert done.returncode == 0
+    assert b"unexpected" not in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_an_answer_that_cannot_be_written(cache: Path, tiny_model: Callable[[str], Path]) -> None:
     command = [sys.executable, "-m", "edge_tr.cli", "run", "-m", tiny_model("llama"), "Hello"]

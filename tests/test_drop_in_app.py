@@ -66,6 +66,45 @@ def test_cancel_while_tokens_come(llm: Llama) -> None:
     assert text_of(llm) == expected
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("at", [0, 3])
+def test_an_exception_in_a_logits_processor_reaches_the_caller(
+    llm: Llama, stream: bool, at: int
+) -> None:
+    expected = text_of(llm)
+    calls = 0
+
+    def fail(input_ids: Any, scores: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > at:
+            raise LookupError("of the processor")
+        return scores
+
+    processor = llama_cpp.LogitsProcessorList([fail])
+    with pytest.raises(LookupError, match="of the processor"):
+        list(llm.create_completion(PROMPT, stream=stream, logits_processor=processor, **GREEDY))
+    assert text_of(llm) == expected
+
+
+SLOW_GRAMMAR = "root ::= (" + "[a-z]? " * 12 + ")+"
+
+
+def test_cancel_in_a_slow_grammar(llm: Llama) -> None:
+    expected = text_of(llm)
+    grammar = llama_cpp.LlamaGrammar.from_string(SLOW_GRAMMAR, verbose=False)
+    chunks = llm.create_completion(
+        PROMPT, stream=True, grammar=grammar, **GREEDY | {"max_tokens": 4000}
+    )
+    assert next(chunks)
+    with ThreadPoolExecutor(1) as pool:
+        rest = pool.submit(list, chunks)
+        llm.cancel()
+        with pytest.raises(CancelledError):
+            rest.result()
+    assert text_of(llm) == expected
+
+
 def test_cancel_in_a_prefill_of_4000_tokens(llm: Llama, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = text_of(llm)
     target: Any = llm._decoder.target  # type: ignore[union-attr]
@@ -125,6 +164,69 @@ def test_streams_of_two_threads(llm: Llama) -> None:
 
     with ThreadPoolExecutor(2) as pool:
         assert [f.result() for f in [pool.submit(read) for _ in range(4)]] == [expected] * 4
+
+
+def test_what_one_thread_asks_for_is_not_told_to_another(tiny_model: TinyModel) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+
+        def with_logprobs() -> Any:
+            return llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 5, "logprobs": 2})
+
+        def tokens_of_a_stream() -> list[int]:
+            return list(itertools.islice(llm.generate([1, 2, 3], temp=0.0), 40))
+
+        asks = [with_logprobs, tokens_of_a_stream] * 4
+        expected = [with_logprobs()["choices"], tokens_of_a_stream()] * 4
+        with ThreadPoolExecutor(2) as pool:
+            found = [call.result() for call in [pool.submit(ask) for ask in asks]]
+        assert [f["choices"] if isinstance(f, dict) else f for f in found] == expected
+
+
+def test_a_stream_that_ends_takes_nothing_from_a_call(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+        chunks = llm.create_completion(PROMPT, stream=True, **GREEDY)
+        next(chunks)
+
+        def tokenize(*args: Any, **options: Any) -> list[int]:
+            chunks.close()
+            return [*Llama.tokenize(llm, *args, **options)]
+
+        monkeypatch.setattr(llm, "tokenize", tokenize)
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+
+
+def test_a_call_inside_a_call_has_arguments_of_its_own(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open_own(tiny_model("llama"), n_ctx=512, logits_all=True) as llm:
+        inner: list[int] = []
+
+        def tokenize(*args: Any, **options: Any) -> list[int]:
+            inner.extend(itertools.islice(llm.generate([1, 2, 3], temp=0.0), 10))
+            return [*Llama.tokenize(llm, *args, **options)]
+
+        monkeypatch.setattr(llm, "tokenize", tokenize)
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 3, "logprobs": 1})
+        assert len(inner) == 10
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == 3
+
+
+def test_a_subclass_may_change_generate(tiny_model: TinyModel) -> None:
+    class Counting(Llama):
+        n_tokens_seen = 0
+
+        def generate(self, *args: Any, **options: Any) -> Any:
+            for token in super().generate(*args, **options):
+                self.n_tokens_seen += 1
+                yield token
+
+    options: dict[str, Any] = {"matrix_path": False, "logits_all": True, "verbose": False}
+    with Counting(str(tiny_model("llama")), **options) as llm:
+        answer = llm.create_completion(PROMPT, **GREEDY | {"max_tokens": 5, "logprobs": 1})
+        assert len(answer["choices"][0]["logprobs"]["tokens"]) == llm.n_tokens_seen == 5
 
 
 def test_a_stream_that_several_threads_advance(llm: Llama) -> None:

@@ -73,6 +73,10 @@ def test_info_agrees_with_the_gguf_package(tiny_model: TinyModel) -> None:
         size_bytes=path.stat().st_size,
         kind="draftable",
         reason="",
+        n_embd=fields["gemma3.embedding_length"].contents(),
+        n_ff=fields["gemma3.feed_forward_length"].contents(),
+        n_heads=fields["gemma3.attention.head_count"].contents(),
+        n_cache_values=inspect(path).n_cache_values,  # see test_needs
     )
 
 

@@ -21,10 +21,10 @@ PRODUCT = [path for path in SOURCES if path.relative_to(ROOT).parts[0] == "edge_
 FLOORS = (
     ("errors", "kernels", "stats", "target"),
     ("files",),
-    ("chat", "constrain", "costs", "gguf_file", "machine"),
+    ("chat", "constrain", "costs", "gguf_file", "idle", "machine"),
     ("drafts",),
     ("config", "decode"),
-    ("measuring",),
+    ("measuring", "needs"),
     ("drafting",),
     ("llama",),
     ("answer", "models", "tuning"),
@@ -43,7 +43,6 @@ LLAMA_CPP = {
 
 MAX_LINES = 320
 LONG_MODULES = {
-    "edge_tr/decode/decoder.py": 490,
     "edge_tr/kernels/candidates.py": 720,  # Numba's cache asks for one call graph in one file
     "native/build.py": 335,
 }

@@ -16,14 +16,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_target import FakeTarget
 
+from edge_tr.config import DraftConfig
+from edge_tr.drafting import Drafting
 from edge_tr.drafts import matrix_file
 from edge_tr.drafts.adjacency import AdjacencyMatrix
+from edge_tr.drafts.candidates import Candidates
 from edge_tr.errors import ConfigError, MatrixDamagedError, MatrixFileError, MatrixMismatchError
 from edge_tr.files.whole_file import STALE_S
 
 FINGERPRINT = "0123456789abcdef0123456789abcdef"
 N_VOCAB, K = 300, 3
+
+
+class KnownFake(FakeTarget):
+    def cost_key(self) -> dict[str, Any]:
+        return {}
 
 
 def make(seed: int = 0, n_vocab: int = N_VOCAB, k: int = K, n_seen: int = 20) -> AdjacencyMatrix:
@@ -304,6 +313,34 @@ def test_array_missing(saved: Path, name: str) -> None:
     np.savez(saved, **arrays)
     with pytest.raises(MatrixDamagedError, match=name):
         load_rows(saved)
+
+
+BESIDE = ["codes", "pair_keys", "pair_rows", "pair_codes", "calibration", "rank_counts"]
+
+
+@pytest.mark.parametrize("name", BESIDE)
+@pytest.mark.parametrize(
+    "value", [np.array(3), np.zeros((0, 9)), np.full((2, 9), np.nan), np.full(4, -1)]
+)
+def test_a_damaged_array_beside_the_matrix_says_where_and_what_to_do(
+    path: Path, name: str, value: Any
+) -> None:
+    candidates = Candidates(AdjacencyMatrix(16, 8))
+    matrix_file.save(path, candidates.matrix, FINGERPRINT, candidates.to_arrays() | {name: value})
+    draft = DraftConfig(speculative="off", matrix_path=path)
+    told = f"{re.escape(str(path))} is damaged: the saved .*; use another path, or `edge-tr matrix"
+    with pytest.raises(MatrixDamagedError, match=told):
+        Drafting(KnownFake(), draft, FINGERPRINT)
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_a_missing_array_beside_the_matrix(path: Path, name: str) -> None:
+    candidates = Candidates(AdjacencyMatrix(16, 8))
+    arrays = candidates.to_arrays()
+    del arrays[name]
+    matrix_file.save(path, candidates.matrix, FINGERPRINT, arrays)
+    with pytest.raises(MatrixDamagedError, match=f"{re.escape(str(path))} is damaged"):
+        Drafting(KnownFake(), DraftConfig(speculative="off", matrix_path=path), FINGERPRINT)
 
 
 def test_array_that_claims_more_than_it_holds(saved: Path) -> None:

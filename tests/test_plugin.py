@@ -83,6 +83,21 @@ def test_models_are_listed() -> None:
         assert f"edge_tr: {name}" in out
 
 
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"tiny": 3}', "\ud800"])
+def test_a_list_of_files_that_is_damaged_leaves_the_other_models(
+    directory: Path, text: str
+) -> None:
+    file = directory / "edge-tr-models.json"
+    file.write_bytes(text.encode("utf-8", "surrogatepass"))
+    listed = ask("models", "list")
+    assert listed.exit_code == 0
+    assert "edge_tr: edge-tr" in listed.output
+    assert f"edge-tr: warning: {file}" in listed.output
+    refused = ask("edge-tr", "remove", "tiny")
+    assert refused.exit_code == 1
+    assert str(file) in refused.output
+
+
 def test_the_command_answers() -> None:
     result = prompt("Hello")
     assert result.exit_code == 0

@@ -65,6 +65,30 @@ NESTED = {
     "required": ["inner"],
     "$defs": {"Inner": {"type": "object", "properties": {"a": {"type": "integer"}}}},
 }
+LEAF = {"properties": {"kind": {"const": "leaf", "default": "leaf"}}, "type": "object"}
+FORK = {
+    "properties": {"kind": {"const": "fork", "default": "fork"}, "left": {"$ref": "#/$defs/Tree"}},
+    "required": ["left"],
+    "type": "object",
+}
+TREE = {
+    "type": "object",
+    "properties": {"tree": {"$ref": "#/$defs/Tree"}},
+    "required": ["tree"],
+    "$defs": {
+        "Leaf": LEAF,
+        "Fork": FORK,
+        "Tree": {
+            "discriminator": {
+                "propertyName": "kind",
+                "mapping": {"leaf": "#/$defs/Leaf", "fork": "#/$defs/Fork"},
+            },
+            "oneOf": [{"$ref": "#/$defs/Leaf"}, {"$ref": "#/$defs/Fork"}],
+            "title": "Tree",
+        },
+    },
+}
+"""As pydantic writes a union with a discriminator, the branches of which have it by default."""
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": parameters}}
          for name, parameters in (("f", NESTED), ("g", NODE))]  # fmt: skip
 
@@ -87,6 +111,17 @@ TOOLS = [{"type": "function", "function": {"name": name, "parameters": parameter
         NODE,
         NESTED,
         call_schema(TOOLS),
+        TREE,
+        {"oneOf": [LEAF, FORK], "$defs": TREE["$defs"]},
+        {"oneOf": [{"const": 1}, {"const": "1"}, {"enum": [None, True]}]},
+        {"oneOf": [{"type": "integer"}, {"type": ["string", "null"]}, LEAF]},
+        {"oneOf": [{"enum": ["a"], "title": "A"}, {"enum": ["b", "c"], "title": "B"}]},
+        {
+            "type": "array",
+            "items": {"oneOf": [{"$ref": "#/$defs/Leaf"}, {"type": "null"}]},
+            "$defs": {"Leaf": LEAF},
+            "maxItems": 2,
+        },
         {"allOf": [{"properties": {"a": {"type": "null"}}}, {"required": ["a"]}], "type": "object"},
     ],
 )
@@ -105,6 +140,43 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
     assert not any(allowed[token] for token in controls)
 
 
+def is_allowed(model: Model, schema: Any, text: str) -> bool:
+    """Whether a whole JSON text may be written."""
+    constraint = Constraint(model.constraint_vocabulary, schema_rules(schema))
+    for token in model.tokenize(text, add_special=False).tolist():
+        if not constraint.allowed()[token]:
+            return False
+        constraint.accept(token)
+    return any(constraint.allowed()[end] for end in model.constraint_vocabulary.eos_tokens)
+
+
+@pytest.mark.model
+@pytest.mark.parametrize(
+    ("day", "exists"),
+    [
+        ("2024-02-29", True),
+        ("2000-02-29", True),
+        ("0004-02-29", True),
+        ("1900-02-29", False),
+        ("9049-02-29", False),
+        ("0000-02-29", False),
+        ("2023-02-28", True),
+        ("2023-04-30", True),
+        ("2023-04-31", False),
+        ("2023-12-31", True),
+        ("2023-13-01", False),
+        ("2023-01-00", False),
+        ("0000-01-01", False),
+    ],
+)
+def test_only_days_of_the_calendar_are_dates(model: Model, day: str, exists: bool) -> None:
+    assert is_allowed(model, {"type": "string", "format": "date"}, f'"{day}"') is exists
+    when = {"type": "string", "format": "date-time"}
+    assert is_allowed(model, when, f'"{day}T23:59:59.5+01:00"') is exists
+    assert is_allowed(model, when, f'"{day}T08:00:00Z"') is exists
+    assert not is_allowed(model, when, f'"{day}T24:00:00Z"')
+
+
 @pytest.mark.parametrize(
     ("schema", "told"),
     [
@@ -117,6 +189,11 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
         ({"type": "string", "format": "nonsense"}, "nonsense"),
         ({"enum": [1e20]}, "enum holds a number above"),
         ({"$ref": "#/$defs/missing"}, "missing"),
+        ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf"),
+        ({"oneOf": [{"const": 1}, {"const": 1.0}]}, "oneOf"),
+        ({"oneOf": [LEAF, {"type": "object", "properties": {"n": {"type": "null"}}}]}, "oneOf"),
+        ({"oneOf": [{"properties": {"k": {"const": i}}} for i in (1, 2)]}, "oneOf"),
+        ({"oneOf": [{"$ref": "#/$defs/a"}, {"type": "string"}], "$defs": {"a": {}}}, "oneOf"),
         ({"type": "nonsense"}, "nonsense"),
         ({"type": "string", "pattern": "(?=a)b"}, "cannot be followed"),
         ({"type": "integer", "minimum": 2, "maximum": 1}, "minimum"),
@@ -127,6 +204,7 @@ def test_a_text_holds_no_control_character_as_it_is(model: Model) -> None:
         ),
         ({"enum": ["x" * (1 << 18)]}, "bytes; at most"),
         ({"const": float("nan")}, "not JSON"),
+        ({"type": "string", "$defs": 10**400}, "a number that is too large"),
     ],
 )
 def test_what_cannot_be_enforced_is_refused(schema: Any, told: str) -> None:

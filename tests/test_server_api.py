@@ -378,7 +378,7 @@ def test_a_path_that_is_not_here(running: Running, method: str, path: str, statu
 
 
 def test_health(running: Running) -> None:
-    assert running.http.get("/health").json() == {"status": "ok"}
+    assert running.http.get("/health").json() == {"status": "ok", "model": "loaded"}
 
 
 def test_metrics_count_tokens(running: Running, chat: Callable[..., Any]) -> None:

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from archive import WHERE, templates
 
+from bench.archive import WHERE, templates
 from edge_tr.chat.forms import cut, learn, n_same
 from edge_tr.chat.history import Arguments
 from edge_tr.chat.reply import ReplyReader

@@ -36,7 +36,10 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         "--model",
         metavar="MODEL",
         help="also load this model (a GGUF file, or a name of `edge-tr model list`) and say where "
-        "its layers are",
+        "its layers are and what memory it takes",
+    )
+    parser.add_argument(
+        "--ctx", type=int, default=4096, metavar="N", help="context for its memory (default 4096)"
     )
     options.add_gpu_layers(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON object instead")
@@ -59,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
             options.check_writable("--report", Path(args.report))
         return _report(args)
     model = None if args.model is None else options.model_path(args)
-    found = findings.report(model, n_gpu_layers=args.gpu_layers)
+    found = findings.report(model, n_gpu_layers=args.gpu_layers, n_ctx=args.ctx)
     write((json.dumps(found) if args.json else findings.render(found)) + "\n")
     return _code(found)
 

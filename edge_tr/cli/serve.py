@@ -13,6 +13,7 @@ from edge_tr.cli.answer import save_matrix, tell
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import note, show_log
 from edge_tr.cli.progress import loading
+from edge_tr.errors import ConfigError
 
 if TYPE_CHECKING:
     from edge_tr.server.config import ServerConfig
@@ -29,7 +30,7 @@ paths:
   /v1/completions        texts to continue
   /v1/embeddings         vectors of texts
   /v1/models             the model's name
-  /health                200 while requests are answered
+  /health                200 while requests are answered; whether the model is unloaded
   /metrics               counts for Prometheus
 
 Requests are answered one after the other. Ctrl-C stops: answers that are being written end.
@@ -94,6 +95,13 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="N",
         help="largest body of a request (default 8388608)",
     )
+    group.add_argument(
+        "--idle-unload",
+        type=float,
+        metavar="SECONDS",
+        help="give the memory of the model back after this time without a request; the next one "
+        "opens it again, with what was learned and the conversation in the cache (default: never)",
+    )
     options.add_drafting(parser)
     options.add_rpc(options.add_context(parser))
     parser.set_defaults(command=serve)
@@ -107,10 +115,13 @@ def serve(args: argparse.Namespace) -> int:
     options.prepare_llama(args)
     show_log()
     config = _config(args)
+    if args.idle_unload is not None and not args.idle_unload > 0:
+        raise ConfigError(f"--idle-unload {args.idle_unload:g} is not allowed; it must be above 0")
     settings = {
         "context": options.context_config(args),
         "draft": options.draft_config(args),
         **options.placement(args),
+        "idle_unload_s": args.idle_unload,
     }
     path = options.model_path(args)
     return _serve(args, config, path, settings)
@@ -139,7 +150,10 @@ def _serve(
     from edge_tr.session import Session
 
     embedder = Embedder(
-        args.embedding_model or path, n_threads=args.threads, n_gpu_layers=args.gpu_layers
+        args.embedding_model or path,
+        n_threads=args.threads,
+        n_gpu_layers=args.gpu_layers,
+        idle_unload_s=args.idle_unload,
     )
     with listen(config) as listener:
         with loading(path) as progress:

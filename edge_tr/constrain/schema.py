@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
-from urllib.parse import unquote
 
 from edge_tr.constrain.constraint import Rules
+from edge_tr.constrain.dates import with_real_dates
+from edge_tr.constrain.one_of import tell_apart
+from edge_tr.constrain.parts import parts, rewritten, target_of
 from edge_tr.errors import ConfigError
 
 MAX_BYTES = 1 << 18
@@ -16,9 +17,6 @@ MAX_NESTING = 64
 _WHITESPACE = r"[ ]|\n[ ]{0,40}"
 """Between the parts of a JSON text; without a bound a model may go on for ever."""
 
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties")
 _OPENS = frozenset({"additionalProperties", "patternProperties", "minProperties"})
 """Keywords that say something of properties without a name."""
 
@@ -49,18 +47,27 @@ def schema_rules(schema: Any, name: str = "JSON schema") -> Rules:
         raise ConfigError(f"the {name} has {len(text)} bytes; at most {MAX_BYTES} are allowed")
     if isinstance(schema, dict):
         schema = {key: value for key, value in schema.items() if key != "x-guidance"}
-        for part in _parts(schema):
+        for part in parts(schema):
             _check_part(part, name)
             _check_circle(part, schema, name)
-        if not any("allOf" in part or _is_joined(part) for part in _parts(schema)):
-            schema = _closed(schema)
-    grammar = LLMatcher.grammar_from_json_schema(
-        schema if isinstance(schema, dict) else {"allOf": [schema]},
-        overrides={"whitespace_pattern": _WHITESPACE},
-    )
+        schema = rewritten(tell_apart(schema), with_real_dates)
+        if not any(part.keys() & {"allOf", "oneOf"} or _is_joined(part) for part in parts(schema)):
+            schema = rewritten(schema, _closed)
+    try:
+        grammar = LLMatcher.grammar_from_json_schema(
+            schema if isinstance(schema, dict) else {"allOf": [schema]},
+            overrides={"whitespace_pattern": _WHITESPACE},
+        )
+    except (ValueError, OverflowError):
+        raise ConfigError(f"the {name} holds a number that is too large to be read") from None
     is_error, told = LLMatcher.validate_grammar_with_warnings(grammar)
     if is_error:
-        raise ConfigError(f"the {name} cannot be followed: {told[0].strip().splitlines()[0]:.300}")
+        why = told[0].strip().splitlines()[0]
+        if why.startswith("oneOf constraints"):
+            why = (
+                "two branches of a oneOf may allow the same; use anyOf, or a property that differs"
+            )
+        raise ConfigError(f"the {name} cannot be followed: {why:.300}")
     return Rules(grammar, name)
 
 
@@ -69,31 +76,19 @@ def _is_joined(part: dict[str, Any]) -> bool:
     return "properties" in part and any(key in part for key in ("$ref", "anyOf", "oneOf"))
 
 
-def _closed(schema: Any) -> Any:
+def _closed(part: dict[str, Any]) -> dict[str, Any]:
     """The schema without properties that it does not name, where it says nothing of them; small
     models invent some for ever."""
-    if not isinstance(schema, dict):
-        return schema
-    closed = dict(schema)
-    for key in _SINGLE:
-        if key in schema:
-            closed[key] = _closed(schema[key])
-    for key in _LISTS:
-        if isinstance(schema.get(key), list):
-            closed[key] = [_closed(part) for part in schema[key]]
-    for key in _MAPS:
-        if isinstance(schema.get(key), dict):
-            closed[key] = {name: _closed(part) for name, part in schema[key].items()}
-    names, required = schema.get("properties"), schema.get("required", [])
+    names, required = part.get("properties"), part.get("required", [])
     if (
         isinstance(names, dict)
         and names
-        and not schema.keys() & _OPENS
+        and not part.keys() & _OPENS
         and isinstance(required, list)
         and all(name in names for name in required)
     ):
-        closed["additionalProperties"] = False
-    return closed
+        return part | {"additionalProperties": False}
+    return part
 
 
 def _check_nesting(schema: Any, name: str) -> None:
@@ -109,22 +104,6 @@ def _check_nesting(schema: Any, name: str) -> None:
             elif isinstance(value, list):
                 inside += [v for v in value if isinstance(v, (dict, list))]
         here = inside
-
-
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and every schema in it."""
-    if not isinstance(schema, dict):
-        return
-    yield schema
-    for key in _SINGLE:
-        yield from _parts(schema.get(key))
-    for key in _LISTS:
-        for part in schema[key] if isinstance(schema.get(key), list) else ():
-            yield from _parts(part)
-    for key in _MAPS:
-        if isinstance(schema.get(key), dict):
-            for part in schema[key].values():
-                yield from _parts(part)
 
 
 def _check_part(part: dict[str, Any], name: str) -> None:
@@ -153,21 +132,12 @@ def _check_circle(part: dict[str, Any], root: dict[str, Any], name: str) -> None
             continue
         seen.append(id(one))
         reference = one.get("$ref")
-        inside = [_target(reference, root)] if isinstance(reference, str) else []
+        inside = [target_of(reference, root)] if isinstance(reference, str) else []
         for key in ("anyOf", "oneOf", "allOf"):
             inside += one[key] if isinstance(one.get(key), list) else []
         if any(target is part for target in inside):
             raise ConfigError(f"the {name} cannot be followed: a $ref leads back to itself")
         waiting += inside
-
-
-def _target(reference: str, root: dict[str, Any]) -> Any:
-    """What a reference points to; None where that is not in this schema."""
-    here: Any = root
-    for step in reference.removeprefix("#").split("/")[1:]:
-        step = unquote(step).replace("~1", "/").replace("~0", "~")
-        here = here.get(step) if isinstance(here, dict) else None
-    return here if reference.startswith("#") else None
 
 
 _WITH_NUMBERS = ("const", "enum", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum",

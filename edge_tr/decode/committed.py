@@ -27,7 +27,8 @@ class Committed:
 
     Parameters
     ----------
-    target, batch, topk : of the decode loop.
+    target, batch, topk : the model, what it decodes, and the reader of its rows; whoever adds
+        to the sequence uses the same ones.
 
     Attributes
     ----------
@@ -40,9 +41,9 @@ class Committed:
     """
 
     def __init__(self, target: TargetModel, batch: Batch, topk: TopK) -> None:
-        self._target = target
-        self._batch = batch
-        self._topk = topk
+        self.target = target
+        self.batch = batch
+        self.topk = topk
         self.lanes = LaneCache(target)
         self.tokens: Int32 = np.zeros(target.n_ctx, dtype=np.int32)
         self.n = 0
@@ -66,11 +67,12 @@ class Committed:
         self.lanes.recover(min(n_past, self.lanes.n_past))
         self.n = max(self.n_kept, self.lanes.n_past)
 
-    def adopt(self, n: int) -> None:
-        """Take the cells that something else wrote on lane 0 for the first ``n`` tokens."""
+    def adopt(self, n: int, n_text: int = 0) -> None:
+        """Take the cells that something else wrote on lane 0 for the first ``n`` tokens of a text
+        of ``n_text``, or of no more."""
         self.last_row = None
         self.lanes.adopt(n)
-        self.n = self.n_kept = n
+        self.n = self.n_kept = max(n, n_text)
 
     def hold(self, n: int) -> None:
         """Make the cache hold the first ``n`` tokens on lane 0, and nothing else."""
@@ -81,9 +83,9 @@ class Committed:
         while self.lanes.n_past < n:
             self.last_row = None
             n_past = self.lanes.n_past
-            chunk = self.tokens[n_past : min(n, n_past + self._target.n_batch)]
-            self._batch.set_chain(chunk, n_past, want_rows=1)
-            self._target.decode(self._batch)
+            chunk = self.tokens[n_past : min(n, n_past + self.target.n_batch)]
+            self.batch.set_chain(chunk, n_past, want_rows=1)
+            self.target.decode(self.batch)
             self.lanes.extend(len(chunk))
         self.lanes.release()
 
@@ -124,8 +126,8 @@ class Committed:
         before_last : called with the number of cells before the last batch.
         """
         harvest = 0 if drafter is None else drafter.harvest
-        most_rows = max(1, _MAX_PREFILL_LOGITS // self._target.n_vocab)
-        most = self._target.n_batch if rows is None else min(self._target.n_batch, most_rows)
+        most_rows = max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab)
+        most = self.target.n_batch if rows is None else min(self.target.n_batch, most_rows)
         while self.last_row is None:
             check()
             n_past = self.n_past
@@ -135,13 +137,13 @@ class Committed:
                 before_last(n_past)
             n_harvest = max(0, min(harvest - n_after, most_rows, len(chunk)))
             n_rows = len(chunk) if rows else max(n_harvest, int(n_after == 0))
-            self._batch.set_chain(chunk, n_past, want_rows=n_rows)
-            logits = self._target.decode(self._batch)
+            self.batch.set_chain(chunk, n_past, want_rows=n_rows)
+            logits = self.target.decode(self.batch)
             self.lanes.extend(len(chunk))
             if rows is not None:
                 rows(n_past, logits)
             if drafter is not None and n_harvest > 0:
-                ids, values = self._topk(logits[n_rows - n_harvest :])
+                ids, values = self.topk(logits[n_rows - n_harvest :])
                 drafter.learn_prompt(chunk[len(chunk) - n_harvest :], ids, values)
             if n_after == 0:
                 self.n = self.n_kept = len(prompt)

@@ -6,13 +6,13 @@ from time import perf_counter
 
 import numpy as np
 
+from edge_tr.decode.committed import Committed
 from edge_tr.decode.sampling import Sampler
-from edge_tr.decode.topk import TopK
 from edge_tr.decode.verify import NO_LOGIT
 from edge_tr.drafts.draft import Draft, Drafter
 from edge_tr.errors import DecodeError
 from edge_tr.stats import Stats
-from edge_tr.target import Batch, Float32, Int32, TargetModel
+from edge_tr.target import Float32, Int32
 
 
 class PlainSteps:
@@ -23,7 +23,7 @@ class PlainSteps:
 
     Parameters
     ----------
-    target, batch, topk : of the decode loop.
+    committed : the sequence; each step adds to it.
     drafter : learns from the runs; None keeps nothing.
     capacity : most steps of a run.
 
@@ -32,35 +32,24 @@ class PlainSteps:
     n : steps in the run.
     """
 
-    def __init__(
-        self,
-        target: TargetModel,
-        batch: Batch,
-        topk: TopK,
-        drafter: Drafter | None,
-        capacity: int,
-    ) -> None:
-        self._target = target
-        self._batch = batch
-        self._topk = topk
+    def __init__(self, committed: Committed, drafter: Drafter | None, capacity: int) -> None:
+        self._committed = committed
         self._drafter = drafter
         self._chain = Draft(capacity)
         nodes = np.arange(capacity + 1, dtype=np.int32)
         self._chain.parent[:] = nodes - 1
         self._chain.depth[:] = nodes
         self._chain.slot[:] = nodes
-        self._ids: Int32 = np.zeros((capacity, topk.k), dtype=np.int32)
-        self._values: Float32 = np.zeros((capacity, topk.k), dtype=np.float32)
+        self._ids: Int32 = np.zeros((capacity, committed.topk.k), dtype=np.int32)
+        self._values: Float32 = np.zeros((capacity, committed.topk.k), dtype=np.float32)
         self._emitted: list[int] = []
 
     @property
     def n(self) -> int:
         return len(self._emitted)
 
-    def step(
-        self, root: int, n_past: int, sampler: Sampler | None, stats: Stats
-    ) -> tuple[int, float]:
-        """Decode ``root`` behind ``n_past`` tokens.
+    def step(self, sampler: Sampler | None, stats: Stats) -> tuple[int, float]:
+        """Decode the last token, the only one that the cache does not hold yet.
 
         Returns
         -------
@@ -70,11 +59,14 @@ class PlainSteps:
         ------
         DecodeError : llama.cpp failed, or no token has a logit.
         """
-        self._batch.set_one(root, n_past)
+        committed, n_past = self._committed, self._committed.n_past
+        committed.last_row = None
+        root = int(committed.tokens[n_past])
+        committed.batch.set_one(root, n_past)
         t0 = perf_counter()
-        logits = self._target.decode(self._batch)
+        logits = committed.target.decode(committed.batch)
         t1 = perf_counter()
-        ids, values = self._topk(logits)
+        ids, values = committed.topk(logits)
         token = int(ids[0, 0]) if sampler is None else sampler.sample(0, logits[0])
         if token < 0:
             raise DecodeError(NO_LOGIT)
@@ -85,6 +77,8 @@ class PlainSteps:
             self._ids[n] = ids[0]
             self._values[n] = values[0]
             self._emitted.append(token)
+        committed.lanes.extend(1)
+        committed.append([token])
         stats.n_steps += 1
         stats.n_plain_steps += 1
         stats.decode_s += t1 - t0

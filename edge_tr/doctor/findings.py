@@ -10,15 +10,18 @@ import importlib.metadata
 import os
 import platform
 import re
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from edge_tr import __version__
-from edge_tr.errors import ModelFileError
+from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.errors import ModelFileError, ModelLoadError
 from edge_tr.files.paths import cache_dir, data_dir
 from edge_tr.gguf_file.info import inspect
 from edge_tr.machine import facts, isa
 from edge_tr.machine.build_check import BuildCheck, advice, check_build, rebuild_command
+from edge_tr.needs import memory_needs, require_fit, told
 
 _FEATURES = {  # instruction set: the feature that llama.cpp reports when it was compiled in
     **{name: name.upper() for name in ("avx", "avx2", "fma", "f16c", "bmi2", "avx_vnni")},
@@ -31,7 +34,9 @@ _PRESET_OF_VENDOR = {"NVIDIA": "cuda", "Apple": "metal", "AMD": "vulkan", "Intel
 _OTHER_MODEL = "`edge-tr model list` names models that work."
 
 
-def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, Any]:
+def report(
+    model: Path | None = None, *, n_gpu_layers: int = -1, n_ctx: int = ContextConfig.n_ctx
+) -> dict[str, Any]:
     """Examine the machine and the build.
 
     Parameters
@@ -40,6 +45,8 @@ def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, An
         A model to load as well, to see where its layers are placed.
     n_gpu_layers
         Layers of it to place on the GPU; -1 = all.
+    n_ctx
+        Context for which its memory is told.
 
     Returns
     -------
@@ -71,7 +78,7 @@ def report(model: Path | None = None, *, n_gpu_layers: int = -1) -> dict[str, An
     problems = _build_problems(check, sets)
     problems += _gpu_problems(found["gpus"], check.build)
     if model is not None:
-        found["model"], wrong = _place(model, n_gpu_layers, found)
+        found["model"], wrong = _place(model, n_gpu_layers, found, n_ctx)
         problems += wrong
     elif check.works:
         layers = check.stages.get("load", {}).get("layers", {})
@@ -116,6 +123,9 @@ def render(found: dict[str, Any]) -> str:
         layers = ", ".join(f"{n} on {name}" for name, n in found["model"]["layers"].items())
         rows.append(("model", found["model"]["path"]))
         rows.append(("layers", layers or "not loaded"))
+        if found["model"]["memory"]:
+            needs = found["model"]["memory"]
+            rows.append(("its memory", f"with --ctx {needs['n_ctx']} {needs['told']}"))
     lines = [f"{label:<14}{text}" for label, text in rows]
     for problem in found["problems"]:
         lines += ["", f"! {problem['what']}", f"  {problem['do']}"]
@@ -219,24 +229,30 @@ def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[
 
 
 def _place(
-    model: Path, n_gpu_layers: int, found: dict[str, Any]
+    model: Path, n_gpu_layers: int, found: dict[str, Any], n_ctx: int = ContextConfig.n_ctx
 ) -> tuple[dict[str, Any], list[dict[str, str]]]:
     """Load a model in a child process; where its layers went, and what is odd about it."""
+    about: dict[str, Any] = {
+        "path": str(model), "size_bytes": 0, "layers": {}, "buffers_bytes": {}, "memory": None
+    }  # fmt: skip
     try:
-        inspect(model)
-    except ModelFileError as error:
-        nothing: dict[str, Any] = {"layers": {}, "buffers_bytes": {}}
-        about = {"path": str(model), "size_bytes": 0, **nothing, "error": str(error)}
-        return about, [_problem(f"{error}.", _OTHER_MODEL)]
+        info = inspect(model)
+        settings = ContextConfig(n_ctx=n_ctx), DraftConfig()
+        needs = memory_needs(info, *settings)
+        about["memory"] = asdict(needs) | {"n_ctx": n_ctx, "told": told(needs)}
+        has_gpu = any(
+            "gpu" in device["type"] for device in found.get("build", {}).get("devices", [])
+        )
+        if not (has_gpu and n_gpu_layers):
+            require_fit(info, *settings)
+    except (ModelFileError, ModelLoadError) as error:
+        return about | {"error": str(error)}, [_problem(f"{error}.", _OTHER_MODEL)]
     check = check_build(model, n_gpu_layers=n_gpu_layers)
     placed = check.stages.get("load", {"layers": {}, "buffers_bytes": {}})
-    size = model.stat().st_size if model.exists() else 0
-    about = {"path": str(model), "size_bytes": size, **placed, "error": check.error}
+    about |= {"size_bytes": info.size_bytes, **placed, "error": check.error}
     if not check.works:
-        free = found["system"]["memory_available_bytes"]
-        short = f" It is {_gib(size)}, {_gib(free)} are free." if free and size > free else ""
-        do = "Try a smaller model or quantisation." if short else _OTHER_MODEL
-        return about, [_problem(f"The model does not run: {check.error}.{short}", do)]
+        what = f"The model does not run: {check.error}; {told(needs)}."
+        return about, [_problem(what, _OTHER_MODEL)]
     return about, _layer_problems(placed["layers"], check.build, "the model")
 
 

@@ -236,7 +236,7 @@ class Candidates:
             more = prior()[:, n_own:]  # a file from before there was a history
             arrays["calibration"] = np.concatenate((arrays["calibration"], more), axis=1)
         known = np.flatnonzero(self.matrix.rows[:, 0] >= 0)
-        n = len(arrays["pair_keys"]) if "pair_keys" in arrays else 0
+        n = int(arrays["pair_keys"].size) if "pair_keys" in arrays else 0
         for name, shape, dtype in (
             ("codes", (len(known), self.matrix.k), np.uint8),
             ("pair_keys", (n,), np.int64),

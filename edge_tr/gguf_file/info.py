@@ -77,6 +77,10 @@ class GGUFInfo:
         left to right).
     reason : str
         One line for the user, empty for draftable.
+    n_embd, n_ff, n_heads : int
+        Width, width inside a layer, attention heads; 0 where the metadata does not say.
+    n_cache_values : int
+        Numbers that the KV cache holds for one token, at most; 0 where that is not known.
     """
 
     path: Path
@@ -90,6 +94,10 @@ class GGUFInfo:
     size_bytes: int
     kind: Kind
     reason: str
+    n_embd: int = 0
+    n_ff: int = 0
+    n_heads: int = 0
+    n_cache_values: int = 0
 
     def require_text(self) -> GGUFInfo:
         """Return itself.
@@ -137,7 +145,26 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
         size_bytes=sum(part.size_bytes for part in headers),
         kind=kind,
         reason=reason,
+        n_embd=_integer(header, f"{architecture}.embedding_length"),
+        n_ff=_integer(header, f"{architecture}.feed_forward_length"),
+        n_heads=_integer(header, f"{architecture}.attention.head_count"),
+        n_cache_values=_cache_values(header, architecture) if kind == "draftable" else 0,
     )
+
+
+def _cache_values(header: Header, architecture: str) -> int:
+    """Keys and values of all layers for one token."""
+
+    def number(name: str) -> int:
+        return _integer(header, f"{architecture}.{name}")
+
+    n_layers, n_heads = number("block_count"), number("attention.head_count")
+    if number("attention.kv_lora_rank"):
+        return n_layers * (number("attention.kv_lora_rank") + number("rope.dimension_count"))
+    head = number("embedding_length") // n_heads if n_heads else 0
+    key = number("attention.key_length") or head
+    value = number("attention.value_length") or head
+    return n_layers * (number("attention.head_count_kv") or n_heads) * (key + value)
 
 
 def _integer(header: Header, key: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from typing import Any
 
 import llama_cpp
@@ -14,6 +14,7 @@ from edge_tr.decode.decoder import Decoder
 from edge_tr.errors import CancelledError, ContextFullError, ModelUnsupportedError
 from edge_tr.llama import context
 from edge_tr.llama.aio import iterate
+from edge_tr.llama.completion import Completion, Criteria, Told
 from edge_tr.llama.draws import Draws
 from edge_tr.llama.logprobs import Logprobs
 from edge_tr.llama.opened import OpenedLlama
@@ -43,6 +44,8 @@ class Llama(OpenedLlama):
         ``matrix_path``; None = they end with the process. It holds texts.
     rpc_servers : servers of llama.cpp's RPC back end that take layers too, a list of ``host:port``
         or a text with commas; ``n_gpu_layers`` counts their layers and must not be 0.
+    idle_unload_s : seconds without a call after which the model's memory is given back; the next
+        call opens it again, with what was learned and the text in the cache.
     **options : the arguments of ``llama_cpp.Llama``. A name that it does not know gives a warning.
 
     Attributes
@@ -56,10 +59,6 @@ class Llama(OpenedLlama):
         ``history_path`` cannot be read.
     """
 
-    _budget: int | None = None
-    """Most tokens that the next ``generate`` needs."""
-    _logprobs: Logprobs | None = None
-    """Takes note of the next ``generate``."""
     _steps: Iterator[list[int]] | None = None
     """The generation that has the cache."""
     _n_own = 0
@@ -173,11 +172,11 @@ class Llama(OpenedLlama):
         decoder: Decoder,
         tokens: Sequence[int],
         reset: bool,
-        stopping_criteria: Callable[[Any, Any], bool] | None,
+        stopping_criteria: Criteria | Told | None,
         **options: Any,
     ) -> Generator[int, Any, None]:
-        budget, self._budget = self._budget, None
-        logprobs, self._logprobs = self._logprobs, None
+        told = stopping_criteria if isinstance(stopping_criteria, Told) else Told(stopping_criteria)
+        criteria, budget, logprobs = told.criteria, told.budget, told.logprobs
         self._sync(decoder)
         text = list(tokens) if reset else [*self._input_ids.tolist(), *tokens]
         n_own = self._n_own
@@ -187,7 +186,7 @@ class Llama(OpenedLlama):
             logprobs.begin(list(tokens))
             if logprobs.echo:
                 decoder.hold(0)
-        keep_rows = self._logits_all or stopping_criteria is not None
+        keep_rows = self._logits_all or criteria is not None
         draws = Draws(self, options, keep_rows=keep_rows, logprobs=logprobs)
         rows = draws.prompt_rows if self._logits_all else None
         self._has_learned = decoder.drafter is not None and self.draft_model is None
@@ -201,7 +200,7 @@ class Llama(OpenedLlama):
                 raise CancelledError("the generation was cancelled")
             try:
                 for (token,) in steps:
-                    if stopping_criteria and stopping_criteria(self._input_ids, draws.row):
+                    if criteria and criteria(self._input_ids, draws.row):
                         return
                     text.append(token)
                     if logprobs is not None:
@@ -226,20 +225,17 @@ class Llama(OpenedLlama):
         return self._turns.stream(self._complete(options))
 
     def _complete(self, options: dict[str, Any]) -> Generator[Any, Any, None]:
-        """The stock class's completion, told to ``generate`` what it does not tell."""
+        """The stock class's completion; see ``Completion``."""
         logprobs: Logprobs | None = None
         if options["logprobs"] is not None and self._logits_all and not options["stream"]:
             logprobs = Logprobs(self, options["logprobs"], echo=options["echo"])
             options = options | {"logprobs": None}
-        self._budget = options["max_tokens"] if options["max_tokens"] > 0 else None
-        self._logprobs = logprobs
-        try:
-            for item in super()._create_completion(**options):
-                if logprobs is not None:
-                    item["choices"][0]["logprobs"] = logprobs.result(options["prompt"])
-                yield item
-        finally:
-            self._budget = self._logprobs = None
+        budget = options["max_tokens"] if options["max_tokens"] > 0 else None
+        stock: Any = super()._create_completion
+        for item in stock.__func__(Completion(self, budget, logprobs), **options):
+            if logprobs is not None:
+                item["choices"][0]["logprobs"] = logprobs.result(options["prompt"])
+            yield item
 
     def stream_completion(self, prompt: str | list[int], **options: Any) -> AsyncIterator[Any]:
         """Chunks of ``create_completion(stream=True)`` for ``async for``; the event loop goes on

@@ -10,6 +10,7 @@ import llama_cpp
 
 from edge_tr.errors import CancelledError, ConfigError, ModelLoadError
 from edge_tr.gguf_file.info import inspect
+from edge_tr.idle import Idle
 
 _MAX_TOKENS = 2048
 """Most tokens of one text; the context takes memory for them."""
@@ -21,14 +22,21 @@ class Embedder:
     Parameters
     ----------
     path : the GGUF file; an encoder or a model that generates text.
-    n_threads, n_gpu_layers : as for generation.
+    n_threads, n_gpu_layers, idle_unload_s : as for generation.
 
     Raises
     ------
     ModelFileError : it is missing, damaged or no GGUF file.
     """
 
-    def __init__(self, path: Path, *, n_threads: int | None = None, n_gpu_layers: int = 0) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        n_threads: int | None = None,
+        n_gpu_layers: int = 0,
+        idle_unload_s: float | None = None,
+    ) -> None:
         self._path = path
         self._info = inspect(path)
         threads = {"n_threads": n_threads, "n_threads_batch": n_threads}
@@ -36,6 +44,8 @@ class Embedder:
         self._llm: Any = None
         self._lock = threading.Lock()
         self._is_cancelled = False
+        self.idle = Idle(idle_unload_s, self._unload, self._prepare)
+        self.idle.watch()
 
     def embed(self, texts: list[str] | list[list[int]]) -> tuple[list[list[float]], int]:
         """The vector of each text, and the number of tokens read.
@@ -45,7 +55,7 @@ class Embedder:
         ConfigError : a text is empty or too long.
         ModelLoadError : the model cannot be opened for embeddings.
         """
-        with self._lock:
+        with self.idle.used(), self._lock:
             llm = self._open()
             self._is_cancelled = False
             given = [
@@ -96,9 +106,16 @@ class Embedder:
                 raise ModelLoadError(f"{self._path} gives no embeddings: {error}") from None
         return self._llm
 
+    def _unload(self) -> None:
+        if self._llm is not None:
+            self._llm.close()
+            self._llm = None
+
+    def _prepare(self) -> None:
+        """Nothing: the next use opens it."""
+
     def close(self) -> None:
         """Free the model, where one is open."""
+        self.idle.close()
         with self._lock:
-            if self._llm is not None:
-                self._llm.close()
-                self._llm = None
+            self._unload()

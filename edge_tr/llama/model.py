@@ -37,6 +37,7 @@ class Model(Closing):
     path : the file, or the first part of a split model.
     n_gpu_layers : layers to place on the GPU; -1 = all. Without a GPU back end it does nothing.
     rpc : RPC servers, ``host:port``, that take layers too; ``n_gpu_layers`` counts theirs.
+    may_unload : read the vocabulary apart, so that it is there while the weights are not.
 
     Raises
     ------
@@ -52,6 +53,7 @@ class Model(Closing):
         *,
         n_gpu_layers: int = 0,
         rpc: str | Sequence[str] = (),
+        may_unload: bool = False,
     ) -> None:
         self.path = Path(path)
         self.info: GGUFInfo = inspect(self.path).require_text()
@@ -61,17 +63,18 @@ class Model(Closing):
             )
         self.n_gpu_layers = n_gpu_layers
         init_backend()
-        params = lib.llama_model_default_params()
-        params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
         self._servers = Servers(rpc, n_gpu_layers)
         self.rpc = self._servers.names
-        self._servers.write_to(params)
-        forget_errors()
-        self.pointer: Any = lib.llama_model_load_from_file(os.fsencode(self.path), params)
-        if not self.pointer:
-            self._servers.close()
-            raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
-        self.vocab: Any = lib.llama_model_get_vocab(self.pointer)
+        self._identity = _identity(self.path)
+        self._words: Any = None
+        self.pointer: Any = None
+        try:
+            self.load()
+            self._words = self._load(vocab_only=True) if may_unload else self.pointer
+        except BaseException:
+            self.close()
+            raise
+        self.vocab: Any = lib.llama_model_get_vocab(self._words)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
         self.n_embd = int(lib.llama_model_n_embd(self.pointer))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
@@ -80,12 +83,42 @@ class Model(Closing):
             raise ModelUnsupportedError(f"{self.path.name} is a diffusion model")
         self.plain_reason = self.info.reason or plain_reason(self.pointer, self.info.architecture)
 
+    def _load(self, *, vocab_only: bool = False) -> Any:
+        params = lib.llama_model_default_params()
+        params.n_gpu_layers = 0x7FFFFFFF if self.n_gpu_layers < 0 else self.n_gpu_layers
+        params.vocab_only = vocab_only
+        self._servers.write_to(params)
+        forget_errors()
+        pointer: Any = lib.llama_model_load_from_file(os.fsencode(self.path), params)
+        if not pointer:
+            raise ModelLoadError(f"llama.cpp could not load {self.path}: {recent_errors()}")
+        return pointer
+
+    def load(self) -> None:
+        """Load the weights, after ``unload`` again.
+
+        Raises
+        ------
+        ModelLoadError : llama.cpp refused the file or had no memory, or it is another file now.
+        """
+        if _identity(self.path) != self._identity:
+            raise ModelLoadError(f"{self.path} was changed meanwhile; open it anew")
+        self.pointer = self._load()
+
+    def unload(self) -> None:
+        """Give the weights back; contexts made from them must be closed first."""
+        if self.pointer:
+            if self.pointer is not self._words:
+                lib.llama_model_free(self.pointer)
+            self.pointer = None
+
     def close(self) -> None:
         """Free the model; contexts made from it must be closed first."""
-        if self.pointer:
-            lib.llama_model_free(self.pointer)
-            self.pointer = None
-            self._servers.close()
+        self.unload()
+        if self._words:
+            lib.llama_model_free(self._words)
+            self._words = None
+        self._servers.close()
 
     def tokenize(self, text: str, *, add_special: bool = True, parse_special: bool = True) -> Int32:
         """Token ids of a text, int32[n].
@@ -134,7 +167,7 @@ class Model(Closing):
     @cached_property
     def chat_template(self) -> ChatTemplate | None:
         """The model's own chat template, or None where it has none."""
-        return chat_template(self.pointer)
+        return chat_template(self._words)
 
     def chat_tokens(
         self,
@@ -204,6 +237,12 @@ class Model(Closing):
     def fingerprint(self) -> str:
         """Identity of the tokenizer, see ``fingerprint``."""
         return fingerprint(self.vocab)
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    """Tells whether a file was replaced or written."""
+    stat = path.stat()
+    return stat.st_size, stat.st_mtime_ns
 
 
 def chat_template(model: Any) -> ChatTemplate | None:

@@ -17,19 +17,17 @@ import llama_cpp
 
 from edge_tr.config import DraftConfig
 from edge_tr.decode.decoder import Decoder
-from edge_tr.decode.topk import default_threads
 from edge_tr.drafting import Drafting
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, MatrixFileError, ModelError
+from edge_tr.idle import Idle
 from edge_tr.llama import context
 from edge_tr.llama.drafter_from_stock import ModelDrafter
-from edge_tr.llama.hybrids import fixed_snapshots
+from edge_tr.llama.idle_stock import Natives
 from edge_tr.llama.kept_rows import RecentRows, RowsView
 from edge_tr.llama.servers import Servers
-from edge_tr.llama.target import NO_REWIND
 from edge_tr.llama.turns import Turns
 from edge_tr.llama.vocabulary import constraint_vocabulary
-from edge_tr.measuring.snapshots import choose_snapshots
 from edge_tr.stats import Stats
 
 _Self = TypeVar("_Self", bound="OpenedLlama")
@@ -55,10 +53,13 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         n_history: int = DraftConfig.n_history,
         history_path: str | os.PathLike[str] | None = None,
         rpc_servers: str | Sequence[str] | None = None,
+        idle_unload_s: float | None = None,
         **options: Any,
     ) -> None:
         interrupt = weakref.WeakMethod(self._interrupt)  # a cycle would keep the model alive
-        self._turns = Turns(lambda: (interrupt() or bool)())
+        self._idle = Idle(idle_unload_s, self._unload, self._load)
+        self._natives: Natives | None = None
+        self._turns = Turns(lambda: (interrupt() or bool)(), self._idle.used)
         self._drafting: Drafting | None = None
         self._decoder: Decoder | None = None
         self._target: context.OwnTarget | None = None
@@ -95,10 +96,26 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             else:
                 super().__init__(model_path, **options | context.small_context(wanted))
             self._open(wanted, draft)
+            if idle_unload_s is not None:
+                self._natives = Natives(self)
+                self._idle.watch()
         except BaseException:
             self.close()
             raise
         _opened.add(self)
+
+    @property
+    def is_unloaded(self) -> bool:
+        """Whether the model's memory was given back; the next call opens it again."""
+        return self._idle.is_asleep
+
+    def _unload(self) -> None:
+        assert self._natives is not None
+        self._natives.unload(self)
+
+    def _load(self) -> None:
+        assert self._natives is not None
+        self._natives.load(self)
 
     @functools.cached_property
     def constraint_vocabulary(self) -> Any:
@@ -117,7 +134,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             context.replace_context(self, options, 1 if plain else n_lanes)
         if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
             return
-        target, line = self._open_target(options, draft, reason)
+        progress = functools.partial(_tell, self.verbose)
+        target, line = context.open_target(self, options, draft, reason, progress)
         self._target = target
         drafting = Drafting(
             target,
@@ -126,7 +144,7 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             plain_reason=target.plain_reason and (line or target.plain_reason),
             notice="" if target.plain_reason else line,
             drafter=self._users_drafter(target),
-            progress=functools.partial(_tell, self.verbose),
+            progress=progress,
         )
         self._drafting, self._decoder = drafting, drafting.decoder
         self._max_width = drafting.decoder.max_width
@@ -135,30 +153,6 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
         for notice in drafting.notices:
             self._notice(notice)
-
-    def _open_target(
-        self, options: dict[str, Any], draft: DraftConfig, reason: str
-    ) -> tuple[context.OwnTarget, str]:
-        """The target, of a hybrid with the snapshots that pay, and a line about them."""
-        if not reason or context.keeps_stock_context(options) or reason == NO_REWIND:
-            return context.OwnTarget(self, reason), ""
-
-        def reopen(n_snapshots: int) -> context.OwnTarget:
-            context.replace_context(self, options, 1, n_snapshots)
-            return context.OwnTarget(self, reason)
-
-        if draft.speculative == "auto":
-            return choose_snapshots(
-                reopen,
-                Path(self.model_path).stat().st_size,
-                k=draft.k,
-                n_threads=default_threads(),
-                progress=functools.partial(_tell, self.verbose),
-            )
-        n_snapshots = fixed_snapshots(draft)
-        if n_snapshots == 0:
-            return context.OwnTarget(self, reason), ""
-        return reopen(n_snapshots), ""
 
     def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:
         if self.draft_model is None:
@@ -229,6 +223,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
                 logger.warning("%s", error)
         if self._target is not None:
             self._target.forget()
+        if self._natives is not None:
+            self._natives.close()
         super().close()
         self._servers.close()
         closed = _Closed()
@@ -242,7 +238,10 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
 
     def __getstate__(self) -> dict[str, Any]:
         state: dict[str, Any] = super().__getstate__() | self._own
-        return state | {"rpc_servers": self._servers.names}
+        return state | {
+            "rpc_servers": self._servers.names,
+            "idle_unload_s": self._idle.idle_s,
+        }
 
     def __copy__(self: _Self) -> _Self:
         raise ModelError("an open model cannot be copied; open it again, or pickle it")

@@ -80,24 +80,28 @@ class ContextTarget:
     """
 
     def __init__(self, pointer: Any, *, n_vocab: int, plain_reason: str) -> None:
-        self.pointer: Any = pointer
-        self.memory: Any = lib.llama_get_memory(pointer)
+        self._abort_flag = np.zeros(1, dtype=np.uint8)
         self.n_vocab = n_vocab
+        self.attach(pointer)
         self.n_rewind = int(lib.llama_n_rs_seq(pointer))
         self.plain_reason = "" if self.n_rewind else plain_reason
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_lanes = int(lib.llama_n_seq_max(pointer))
         self.can_rewind = not plain_reason
-        self._abort_flag = np.zeros(1, dtype=np.uint8)
+        self._struct: Any = None
+        self._struct_of: Batch | None = None
+
+    def attach(self, pointer: Any) -> None:
+        """Work on this context from now on, made as the one before."""
+        self.pointer: Any = pointer
+        self.memory: Any = lib.llama_get_memory(pointer)
         lib.llama_set_abort_callback(
             pointer,
             ctypes.cast(_abort_callback.address, lib.ggml_abort_callback),
             ctypes.c_void_p(self._abort_flag.ctypes.data),
         )
-        self._struct: Any = None
-        self._struct_of: Batch | None = None
-        self._logits: Float32 = np.zeros((0, n_vocab), dtype=np.float32)
+        self._logits: Float32 = np.zeros((0, self.n_vocab), dtype=np.float32)
         self._logits_address = 0
 
     def decode(self, batch: Batch) -> Float32:
@@ -177,24 +181,38 @@ class LlamaTarget(ContextTarget, Closing):
     """
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
-        params = context_params(model, config)
         reason = model.plain_reason
         if model.info.sliding_window and not config.swa_full:
             reason = NO_REWIND
-        allow_lanes(params, 1 if reason else config.n_lanes)
-        if reason != NO_REWIND:
-            allow_snapshots(params, config.n_snapshots or 0)
+        self.model = model
+        self.config = config
+        self._n_lanes = 1 if reason else config.n_lanes
+        self._n_snapshots = 0 if reason == NO_REWIND else config.n_snapshots or 0
+        super().__init__(self._make(), n_vocab=model.n_vocab, plain_reason=reason)
+        self.config = replace(config, n_snapshots=self.n_rewind)
+
+    def _make(self) -> Any:
+        params = context_params(self.model, self.config)
+        allow_lanes(params, self._n_lanes)
+        allow_snapshots(params, self._n_snapshots)
         forget_errors()
-        pointer: Any = lib.llama_init_from_model(model.pointer, params)
+        pointer: Any = lib.llama_init_from_model(self.model.pointer, params)
         if not pointer:
             raise ModelLoadError(
                 f"llama.cpp could not make a context of {params.n_ctx} tokens for "
-                f"{model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
+                f"{self.model.path.name}: {recent_errors()}. A smaller n_ctx needs less memory"
             )
         forget_errors()
-        super().__init__(pointer, n_vocab=model.n_vocab, plain_reason=reason)
-        self.model = model
-        self.config = replace(config, n_snapshots=self.n_rewind)
+        return pointer
+
+    def open_again(self) -> None:
+        """Make the context again, after ``close``; its cells are empty.
+
+        Raises
+        ------
+        ModelLoadError : see ``LlamaTarget``.
+        """
+        self.attach(self._make())
 
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""

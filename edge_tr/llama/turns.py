@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Generator, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 from edge_tr.errors import CancelledError, ModelError
@@ -32,10 +32,16 @@ class Turns:
     Parameters
     ----------
     interrupt : makes what runs now stop soon; called from other threads.
+    used : a block in which the object is there and not unloaded.
     """
 
-    def __init__(self, interrupt: Callable[[], object]) -> None:
+    def __init__(
+        self,
+        interrupt: Callable[[], object],
+        used: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
         self._interrupt = interrupt
+        self._used = used
         self._condition = threading.Condition()
         self._pid = os.getpid()
         self._open: list[Turn] = []
@@ -72,6 +78,11 @@ class Turns:
         if self._running is not None and self._running.thread == thread:
             yield
             return
+        with self._used(), self._alone(turn, thread):
+            yield
+
+    @contextmanager
+    def _alone(self, turn: Turn | None, thread: int) -> Iterator[None]:
         whole = turn is None
         turn = turn or Turn()
         with self._condition:
@@ -119,14 +130,16 @@ class Turns:
         """The items of a generator, each made in one turn that lasts until the end."""
         turn = turn or Turn()
         sent: Any = None
+        self._check_usable()
         try:
-            while True:
-                with self.run(turn):
-                    try:
-                        item = items.send(sent)
-                    except StopIteration:
-                        return
-                sent = yield item
+            with self._used():
+                while True:
+                    with self.run(turn):
+                        try:
+                            item = items.send(sent)
+                        except StopIteration:
+                            return
+                    sent = yield item
         finally:
             items.close()
             self._end(turn)

@@ -61,15 +61,36 @@ def n_cores() -> int:
 
 
 def memory() -> dict[str, int]:
-    """Bytes of memory, and those a program can still get; 0 where this system does not say."""
-    total = available = 0
+    """Bytes of memory, those a program can still get, and free swap; 0 where this system does not
+    say. Where a control group allows less, that counts."""
+    total = available = swap = 0
     if platform.system() == "Linux":
         text = Path("/proc/meminfo").read_text()
         sizes = {k: int(v) * 1024 for k, v in re.findall(r"(\w+):\s+(\d+) kB", text)}
         total, available = sizes["MemTotal"], sizes.get("MemAvailable", sizes["MemFree"])
+        swap = sizes.get("SwapFree", 0)
+        limit, used = _group_memory()
+        if limit is not None and limit < total:
+            total, available = limit, min(available, max(0, limit - used))
     elif platform.system() == "Darwin":
         total = int(_output("sysctl", "-n", "hw.memsize") or 0)
-    return {"memory_bytes": total, "memory_available_bytes": available}
+    return {
+        "memory_bytes": total,
+        "memory_available_bytes": available,
+        "swap_free_bytes": swap,
+    }
+
+
+def _group_memory() -> tuple[int | None, int]:
+    """What the control group allows, if it limits that, and what it uses and cannot drop."""
+    folder = Path("/sys/fs/cgroup")
+    try:
+        limit = (folder / "memory.max").read_text().strip()
+        used = int((folder / "memory.current").read_text())
+        files = re.search(r"^inactive_file (\d+)", (folder / "memory.stat").read_text(), re.M)
+    except (OSError, ValueError):
+        return None, 0
+    return (int(limit) if limit.isdecimal() else None), used - int(files[1] if files else 0)
 
 
 def processor() -> str:

@@ -114,8 +114,9 @@ class Routes:
         return Response(page, media_type="text/html", headers=headers)
 
     async def health(self, _request: Request) -> Response:
-        """Whether requests are answered."""
-        return _json({"status": "ok"})
+        """Whether requests are answered, and whether the model is in memory."""
+        model = "unloaded" if self._service.session.idle.is_asleep else "loaded"
+        return _json({"status": "ok", "model": model})
 
     async def metrics(self, _request: Request) -> Response:
         """Counts for Prometheus."""

@@ -23,9 +23,10 @@ class Metrics:
     Parameters
     ----------
     n_jobs : tells how many requests run or wait.
+    is_loaded : tells whether the model is in memory.
     """
 
-    def __init__(self, n_jobs: Callable[[], int]) -> None:
+    def __init__(self, n_jobs: Callable[[], int], is_loaded: Callable[[], bool]) -> None:
         self._registry = CollectorRegistry()
         self._n_requests = self._counter("requests", "requests answered", ["path", "status"])
         self._n_prompt = self._counter("prompt_tokens", "tokens of prompts")
@@ -38,6 +39,9 @@ class Metrics:
         self._decode_s = self._counter("decode_seconds", "time from prefill to the last token")
         jobs = Gauge("edge_tr_open_requests", "requests that run or wait", registry=self._registry)
         jobs.set_function(n_jobs)
+        told = "1 while the model is in memory, 0 while it is unloaded"
+        loaded = Gauge("edge_tr_model_loaded", told, registry=self._registry)
+        loaded.set_function(is_loaded)
 
     def _counter(self, name: str, what: str, labels: list[str] | None = None) -> Counter:
         return Counter(f"edge_tr_{name}", what, labels or [], registry=self._registry)

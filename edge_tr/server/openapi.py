@@ -7,7 +7,12 @@ from typing import Any
 from pydantic.json_schema import models_json_schema
 
 from edge_tr import __version__
-from edge_tr.server.requests import ChatRequest, CompletionRequest, EmbeddingRequest
+from edge_tr.server.requests import (
+    UNSUPPORTED,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingRequest,
+)
 
 _ERROR = {
     "type": "object",
@@ -42,6 +47,9 @@ def describe() -> dict[str, Any]:
     place = "#/components/schemas/{model}"
     kinds: list[tuple[Any, Any]] = [(kind, "validation") for _, kind, _ in _BODIES]
     references, document = models_json_schema(kinds, ref_template=place)
+    for schema in document["$defs"].values():
+        for name in UNSUPPORTED:
+            schema.get("properties", {}).pop(name, None)
     paths: dict[str, Any] = {}
     for path, kind, told in _BODIES:
         content = {"application/json": {"schema": references[kind, "validation"]}}

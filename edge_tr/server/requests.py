@@ -34,7 +34,7 @@ _SAMPLING = (
 _RANDOM_SEEDS = (-1, (1 << 32) - 1)
 """Seeds that stand for a fresh one, the second in llama.cpp."""
 
-_UNSUPPORTED = {
+UNSUPPORTED = {
     "functions": "; use tools and tool_choice",
     "function_call": "; use tools and tool_choice",
     "suffix": "",
@@ -42,6 +42,7 @@ _UNSUPPORTED = {
     "logit_bias_type": "; token ids are read",
     "dimensions": "; a vector is as long as the model makes it",
 }
+"""Fields that are refused, and what to use instead."""
 
 
 class StreamOptions(BaseModel):
@@ -140,7 +141,7 @@ async def read(request: Request, kind: type[_Body], max_bytes: int) -> _Body:
     if not isinstance(body, dict):
         raise RequestError(400, "the body must be a JSON object")
     body = clean(body)
-    for name, instead in _UNSUPPORTED.items():
+    for name, instead in UNSUPPORTED.items():
         if body.get(name) is not None:
             raise RequestError(400, f"{name} is not supported{instead}", param=name)
     try:

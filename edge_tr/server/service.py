@@ -42,7 +42,7 @@ class Service:
     ) -> None:
         self.session, self.name, self.embedder, self.config = session, name, embedder, config
         self.worker = Worker(config.max_waiting)
-        self.metrics = Metrics(lambda: self.worker.n_jobs)
+        self.metrics = Metrics(lambda: self.worker.n_jobs, lambda: not session.idle.is_asleep)
         self.started_s = int(time.time())
 
     def chat(self, request: ChatRequest) -> Reply:

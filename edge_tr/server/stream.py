@@ -13,6 +13,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from edge_tr.errors import EdgeTRError
+from edge_tr.server.connection import EVENTS
 from edge_tr.server.errors import error_body
 from edge_tr.server.worker import Job
 
@@ -50,6 +51,7 @@ class EventStream(Response):
         self._events, self._job = events, job
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope["state"][EVENTS] = True
         async with ends_with(receive, self._job):
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for data in self._lines():

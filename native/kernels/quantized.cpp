@@ -8,6 +8,12 @@ namespace edge {
 
 constexpr int64_t AHEAD = 4096;  // bytes; quants are asked for this far before they are needed
 
+#    if defined(EDGE_AVX512)
+constexpr int ABREAST = 4, STEPS = 8;  // tokens whose products run side by side, in so many steps a block
+#    else
+constexpr int ABREAST = 1, STEPS = 1;  // too few registers, or sums of pairs that must stay together
+#    endif
+
 EDGE_INLINE float read_float(const uint8_t * p) {
     float x;
     memcpy(&x, p, 4);
@@ -88,6 +94,33 @@ template <Type TYPE> struct SimpleKernel {
         }
     }
 
+    // Add a block's products to the sums of tokens FROM to N, some tokens at a time: their chains of
+    // dependent products run side by side.
+    template <int N, int FROM>
+    EDGE_INLINE void add_block(const uint8_t * a, const bytes * w, floats d, floats m, floats * sum) {
+        if constexpr (FROM < N) {
+            constexpr int T = N - FROM < ABREAST * 3 / 2 ? N - FROM : ABREAST;
+            ints dots[T];
+            for (int t = 0; t < T; t++) {
+                dots[t] = set_int(F::ZERO ? read_int(a + 36 * N + 4 * (FROM + t)) : 0);
+            }
+            EDGE_UNROLL
+            for (int g = 0; g < 8; g += 8 / STEPS) {
+                EDGE_UNROLL
+                for (int t = 0; t < T; t++) {
+                    dots[t] = dot<F::BITS, 8 / STEPS>(dots[t], w + g, (const int8_t *) a + 32 * (FROM + t) + 4 * g);
+                }
+            }
+            EDGE_UNROLL
+            for (int t = 0; t < T; t++) {
+                const uint8_t * scale = a + 32 * N + 4 * (FROM + t);
+                sum[FROM + t] = fma(to_float(dots[t]), mul(d, set(read_float(scale))), sum[FROM + t]);
+                if constexpr (F::MIN) sum[FROM + t] = fma(m, set(read_float(scale + 4 * N)), sum[FROM + t]);
+            }
+            add_block<N, FROM + T>(a, w, d, m, sum);
+        }
+    }
+
     template <int N>
     static void product_n(const uint8_t * panel, int64_t blocks, const uint8_t * act, float * const * y, int rows) {
         const uint8_t * quants = panel + ((size_t) blocks * SCALES + 63) / 64 * 64;
@@ -106,12 +139,7 @@ template <Type TYPE> struct SimpleKernel {
                 const floats d = load_f16((const uint16_t *) s);
                 floats m = zero();
                 if constexpr (F::MIN) m = load_f16((const uint16_t *) (s + 32));
-                for (int t = 0; t < N; t++) {
-                    const ints start = set_int(F::ZERO ? read_int(a + 36 * N + 4 * t) : 0);
-                    const ints dots = dot<F::BITS, 8>(start, w, (const int8_t *) a + 32 * t);
-                    sum[t] = fma(to_float(dots), mul(d, set(read_float(a + 32 * N + 4 * t))), sum[t]);
-                    if constexpr (F::MIN) sum[t] = fma(m, set(read_float(a + 36 * N + 4 * t)), sum[t]);
-                }
+                add_block<N, 0>(a, w, d, m, sum);
                 s += SCALES;
                 u += unit_bytes(F::STORED);
                 a += N * TOKEN;

@@ -34,8 +34,14 @@
 
 #if defined(_MSC_VER)
 #    define EDGE_INLINE static __forceinline
+#    define EDGE_UNROLL
 #else
 #    define EDGE_INLINE static inline __attribute__((always_inline))
+#    if defined(__clang__)
+#        define EDGE_UNROLL _Pragma("unroll")
+#    else
+#        define EDGE_UNROLL _Pragma("GCC unroll 16")
+#    endif
 #endif
 
 namespace edge {
