@@ -13,7 +13,7 @@ import pytest
 from drop_in import EXACT, open_own, open_stock
 from tree_bench import TreeBench
 
-from edge_tr.config import ContextConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
@@ -25,6 +25,7 @@ from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.widths import probe_widths
 from edge_tr.models.hybrids import HYBRIDS
+from edge_tr.session import Session
 
 N_SNAPSHOTS = 5
 CHAIN = TreeTemplate.from_breadths([1] * N_SNAPSHOTS)
@@ -296,3 +297,33 @@ def test_a_branched_tree_is_refused_in_one_line(tiny_model: TinyModel, arch: str
     assert len(llm.notices) == 1
     assert "drafting is off" in llm.notices[0]
     llm.close()
+
+
+# A session
+
+
+def test_automatic_mode_writes_the_same_text(
+    tiny_model: TinyModel, arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the snapshots pay is measured; what comes of it does not change the text."""
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
+    texts, notices = [], []
+    for speculative in ("off", "auto", "auto"):
+        context = ContextConfig(n_ctx=512, n_threads=1, n_threads_batch=1)
+        draft = DraftConfig(speculative=speculative, start="empty")
+        with Session(tiny_model(arch), context=context, draft=draft) as session:
+            texts.append(text_of(session.decoder, prompt_of(40), max_tokens=100))
+            notices.append(session.notices)
+    assert texts[1:] == texts[:1] * 2
+    assert [len(lines) for lines in notices] == [0, 1, 1]
+    assert "snapshots" in notices[1][0]
+
+
+def test_a_context_that_is_made_again_has_its_snapshots(open_target: Open, arch: str) -> None:
+    target = open_target(arch)
+    expected = text_of(chains(target), prompt_of(30), max_tokens=40)
+    target.close()
+    target.open_again()
+    assert int(lib.llama_n_rs_seq(target.pointer)) == N_SNAPSHOTS
+    assert int(lib.llama_n_seq_max(target.pointer)) == 1
+    assert text_of(chains(target), prompt_of(30), max_tokens=40) == expected
