@@ -2,19 +2,22 @@
 # make test    ruff, mypy and pytest, all of it
 # make fast    ruff, mypy and the tests that need no model: under a minute
 # make peers   llama.cpp's own speculative programs, for `edge-tr bench`
+# make test-gpu  the tests that need a GPU, with a Vulkan build beside the installed one; without a
+#              GPU on Mesa's software device
 # make report  the tests that need a GPU, then a file to send to us: edge-tr-report.json
 # make build PRESET=cuda    another build of llama.cpp (native/README.md)
 # Each sets up what it needs in .venv/; a second time takes seconds.
 
 PYTHON ?= python3
 PRESET ?= $(shell cat .venv/native-preset 2>/dev/null || echo cpu)
+GPU_PRESET ?= $(if $(filter Darwin,$(shell uname)),metal,vulkan)
 BIN := .venv/bin
 KERNEL_TESTS = $(wildcard tests/test_kernels*.py)
 FAST_TESTS = $(addprefix tests/test_,house_rules.py adjacency.py template.py costs.py expected_costs.py \
   decoder.py decoder_edges.py sampling.py lanes.py plain.py topk.py stats.py text.py turns.py \
   candidates.py matrix_file.py kept_rows.py cli_options.py cli_readme.py isa.py)
 
-.PHONY: demo test fast lint report build peers setup clean
+.PHONY: demo test test-gpu fast lint report build peers setup clean
 
 demo: setup
 	@$(BIN)/edge-tr demo
@@ -23,6 +26,13 @@ test: setup lint
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest $(KERNEL_TESTS)
 	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=.venv/numba-boundscheck $(BIN)/python -m pytest $(KERNEL_TESTS)
 	$(BIN)/python -m pytest
+
+# A process for each file: Mesa's software device dies of what many contexts leave behind.
+test-gpu: setup
+	@for file in $$(grep -l 'mark.gpu' tests/test_*.py); do \
+	  $(BIN)/python native/beside.py --preset $(GPU_PRESET) --software -- \
+	    python -m pytest -m gpu -rs $$file || exit 1; \
+	done
 
 fast: lint
 	$(BIN)/python -m pytest $(FAST_TESTS)

@@ -27,6 +27,7 @@ from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.files.paths import cache_dir  # noqa: E402
 from edge_tr.machine import isa  # noqa: E402
 from edge_tr.machine.build_child import WIDTHS  # noqa: E402
+from native import vulkan  # noqa: E402
 from native.source import PACKAGE, add_kernels, fetch, kernels_identity  # noqa: E402
 
 PRESETS: dict[str, dict[str, Any]] = json.loads((ROOT / "native" / "presets.json").read_text())
@@ -130,6 +131,8 @@ def make_plan(preset: str, cuda_arch: str | None = None, published: bool = False
     if preset == "cuda":
         flags += _cuda_flags(cuda_arch)
         compiler_version += _output("nvcc", "--version")
+    if preset == "vulkan":
+        flags += vulkan.flags()
     flags += os.environ.get("CMAKE_ARGS", "").split()
     version = pinned_version()
     kernels = not published and bool(entry.get("kernels", True))

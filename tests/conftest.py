@@ -14,10 +14,13 @@ from edge_tr.gguf_file.info import inspect
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
-        from edge_tr.llama.devices import has_gpu
+        from edge_tr.llama import devices
 
-        if not has_gpu():
+        names = [devices.description(device) for device in devices.gpus()]
+        if not names:
             pytest.skip("this build of llama.cpp sees no GPU")
+        if item.get_closest_marker("model") and all("llvmpipe" in name for name in names):
+            pytest.skip("a real model takes an hour on Mesa's software device")
 
 
 @pytest.fixture(scope="session")

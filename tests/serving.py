@@ -40,6 +40,7 @@ def serving(
     n_ctx: int = 512,
     tree: TreeTemplate | None = None,
     idle_unload_s: float | None = None,
+    n_gpu_layers: int = 0,
     **config: Any,
 ) -> Iterator[Running]:
     """Serve a model on a free port; ``config`` is for ``ServerConfig``, ``tree`` is drafted at
@@ -48,7 +49,8 @@ def serving(
     context = ContextConfig(n_ctx=n_ctx, n_threads=1, n_threads_batch=1)
     draft = DraftConfig(speculative=tree or "off", start="empty")
     idle: dict[str, Any] = {"idle_unload_s": idle_unload_s}
-    with Session(model, context=context, draft=draft, **idle) as session:
+    more: dict[str, Any] = idle | {"n_gpu_layers": n_gpu_layers}
+    with Session(model, context=context, draft=draft, **more) as session:
         service = Service(session, NAME, Embedder(model, n_threads=1, **idle), settings)
         server = Server(service)
         with listen(settings) as listener:

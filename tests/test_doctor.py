@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ import pytest
 
 import edge_tr
 from edge_tr.doctor import findings as doctor
+from edge_tr.doctor import text as text_of
 from edge_tr.errors import NativeBuildError
 from edge_tr.llama import kernels
 from edge_tr.machine import build_check, facts, isa
@@ -70,7 +73,7 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         monkeypatch.setattr(facts, "gpus", lambda: list(gpus))
         monkeypatch.setattr(facts, "cpu_quota", lambda: quota)
         found = doctor.report()
-        text = doctor.render(found)
+        text = text_of.render(found)
         assert all(p["what"] in text and p["do"] in text for p in found["problems"])
         return list(found["problems"])
 
@@ -109,11 +112,11 @@ def test_kernels_that_do_not_run_have_a_reason(
     monkeypatch: pytest.MonkeyPatch, isa: str, active: int, variable: str, words: str
 ) -> None:
     monkeypatch.setenv("EDGE_TR_KERNELS", variable)
-    assert words in doctor._kernels_text({"kernels": {"isa": isa, "active": active}})
+    assert words in text_of.kernels_text({"kernels": {"isa": isa, "active": active}})
 
 
 def test_a_build_of_others_has_no_kernels_of_ours() -> None:
-    assert "made without ours" in doctor._kernels_text({"kernels": None})
+    assert "made without ours" in text_of.kernels_text({"kernels": None})
 
 
 def test_a_build_that_dies_is_survived(fake_llama_cpp: Callable[[str], None]) -> None:
@@ -267,9 +270,83 @@ def test_a_metal_gpu_that_is_used_is_no_problem(
 def test_why_a_set_was_not_tried_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     status = SetStatus("avx2", True, None, "executable memory is refused")
     monkeypatch.setattr(isa, "probe", lambda: {"avx2": status})
-    assert "executable memory is refused" in doctor.render(doctor.report())
+    assert "executable memory is refused" in text_of.render(doctor.report())
 
 
 def test_the_report_is_json() -> None:
     found = doctor.report()
     assert json.loads(json.dumps(found)) == found
+
+
+VULKAN = """
+import json, os, sys
+def emit(stage, **facts): print(json.dumps({"stage": stage, **facts}), flush=True)
+device = {"name": "Vulkan0", "description": "llvmpipe (LLVM 15)", "driver": "llvmpipe",
+          "type": "gpu"}
+emit("import", backends=["Vulkan"], devices=[device])
+emit("load", layers={"Vulkan0": 10})
+if os.environ.get("GGML_VK_DISABLE_FUSION", "") not in WORKS_WITH:
+    os.kill(os.getpid(), 11)
+emit("done")
+"""
+"""A child process whose first decode dies unless the variable has one of some values."""
+
+
+@pytest.fixture
+def child(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], None]:
+    """``child(works_with)``: what runs in place of the child process."""
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv(build_check.NO_FUSION, "")
+    monkeypatch.delenv(build_check.NO_FUSION)
+
+    def write(works_with: str) -> None:
+        script = tmp_path / "child.py"
+        script.write_text(VULKAN.replace("WORKS_WITH", works_with))
+        monkeypatch.setattr(build_check, "_COMMAND", [sys.executable, str(script)])
+
+    return write
+
+
+DIED = "the first decode on Vulkan0 (llvmpipe (LLVM 15), driver llvmpipe) ended with a memory fault"
+
+
+def test_a_driver_that_dies_of_fused_kernels_works_without(child: Callable[[str], None]) -> None:
+    child("['1']")
+    check = build_check.check_build()
+    assert (check.works, check.fused_error) == (True, DIED)
+    assert check.summary == "works with GGML_VK_DISABLE_FUSION=1"
+    assert "set GGML_VK_DISABLE_FUSION=1" in build_check.advice(check)
+
+
+def test_a_driver_that_dies_all_the_same_is_named(child: Callable[[str], None]) -> None:
+    child("[]")
+    check = build_check.check_build()
+    assert (check.works, check.death) == (False, "SIGSEGV")
+    assert check.error == f"{DIED}; with GGML_VK_DISABLE_FUSION=1 too"
+
+
+def test_fused_kernels_stay_on_where_they_work(child: Callable[[str], None]) -> None:
+    child("['']")
+    build_check.require_working_build()
+    assert build_check.NO_FUSION not in os.environ
+
+
+def test_fused_kernels_are_switched_off_for_this_process(child: Callable[[str], None]) -> None:
+    child("['1']")
+    build_check.require_working_build()
+    assert os.environ.pop(build_check.NO_FUSION) == "1"
+    child("[]")  # it is not asked again
+    build_check.require_working_build()
+    assert os.environ[build_check.NO_FUSION] == "1"
+
+
+def test_a_driver_that_dies_is_a_problem_with_a_remedy(
+    child: Callable[[str], None],
+) -> None:
+    child("['1']")
+    check = build_check.check_build()
+    (problem,) = doctor._build_problems(check, [])
+    assert problem["what"].startswith(
+        "llama.cpp's fused Vulkan kernels do not work here: the first"
+    )
+    assert problem["do"].startswith("Update the driver.")

@@ -13,6 +13,7 @@ import pytest
 
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.doctor import findings
+from edge_tr.doctor import text as doctor_text
 from edge_tr.errors import ModelLoadError
 from edge_tr.gguf_file.info import inspect
 from edge_tr.machine import facts
@@ -149,7 +150,7 @@ def test_the_doctor_tells_what_a_model_takes(tiny_model: TinyModel) -> None:
     found = findings.report(tiny_model("llama"), n_ctx=8192)
     needs = found["model"]["memory"]
     assert needs["n_ctx"] == 8192
-    line = next(x for x in findings.render(found).splitlines() if x.startswith("its memory"))
+    line = next(x for x in doctor_text.render(found).splitlines() if x.startswith("its memory"))
     assert "with --ctx 8192 it takes" in line
     assert "KV cache" in line
 

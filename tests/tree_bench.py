@@ -19,7 +19,7 @@ class TreeBench:
         self.target = target
         self.lanes = LaneCache(target)
         self.lanes.recover(0)
-        self.draft = Draft(40)
+        self.draft = Draft(80)
         self.batch = Batch(max(64, target.n_batch), target.n_lanes)
         self.tokens: list[int] = []
 

@@ -56,6 +56,7 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Examine and tell."""
     from edge_tr.doctor import findings
+    from edge_tr.doctor.text import render
 
     if args.report is not None:
         if args.report != "-":
@@ -63,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return _report(args)
     model = None if args.model is None else options.model_path(args)
     found = findings.report(model, n_gpu_layers=args.gpu_layers, n_ctx=args.ctx)
-    write((json.dumps(found) if args.json else findings.render(found)) + "\n")
+    write((json.dumps(found) if args.json else render(found)) + "\n")
     return _code(found)
 
 

@@ -1,8 +1,8 @@
 """Whether the installed llama.cpp build decodes on this machine, found out without dying.
 
 ``check_build`` runs ``edge_tr.machine.build_child`` in a process of its own and says how
-far it came; ``require_working_build`` does so once per build and machine and raises where it
-fails.
+far it came, without llama.cpp's fused Vulkan kernels where a driver dies of them;
+``require_working_build`` does so once per build and machine and raises where it fails.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import platform
 import signal
 import subprocess
@@ -30,6 +31,11 @@ _DEATHS = {
     "SIGABRT": "an assertion of llama.cpp",
     "SIGKILL": "being killed, most often for lack of memory",
 }
+NO_FUSION = "GGML_VK_DISABLE_FUSION"
+"""Variable that has llama.cpp's Vulkan back end run each operation as a kernel of its own."""
+_COMMAND = (sys.executable, "-m", "edge_tr.machine.build_child")
+_CHOOSE_DEVICES = ("GGML_VK_", "CUDA_VISIBLE", "VK_ICD_", "VK_DRIVER_")
+"""Beginnings of the variables that change which devices there are, or how they compute."""
 
 
 class BuildCheck(NamedTuple):
@@ -41,6 +47,8 @@ class BuildCheck(NamedTuple):
     """What went wrong, in words; empty: nothing."""
     death: str
     """Name of the signal that ended it; empty: it ended by itself."""
+    fused_error: str = ""
+    """How it died at first, where it works with ``NO_FUSION`` set; empty: that is not needed."""
 
     @property
     def works(self) -> bool:
@@ -48,15 +56,28 @@ class BuildCheck(NamedTuple):
         return "done" in self.stages
 
     @property
+    def summary(self) -> str:
+        """In a few words."""
+        if not self.works:
+            return self.error
+        return f"works with {NO_FUSION}=1" if self.fused_error else "works"
+
+    @property
     def build(self) -> dict[str, Any]:
         """Version, back ends, devices and features of the build; empty: it cannot be imported."""
         return self.stages.get("import", {})
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """GPUs that the model's layers were placed on, as far as it came."""
+        layers = self.stages.get("load", {}).get("layers", {})
+        return [device for device in self.build.get("devices", []) if _is_gpu(device, layers)]
 
 
 def check_build(
     model: Path | None = None, *, n_gpu_layers: int = -1, timeout_s: float = 300.0
 ) -> BuildCheck:
-    """Load llama.cpp and decode in a child process.
+    """Load llama.cpp and decode in a child process, and again where a Vulkan driver dies of it.
 
     Parameters
     ----------
@@ -72,13 +93,29 @@ def check_build(
     BuildCheck
         Never raises for what is wrong with the build.
     """
-    command = [sys.executable, "-m", "edge_tr.machine.build_child"]
+    command = list(_COMMAND)
     if model is not None:
         command += [str(model.resolve()), str(n_gpu_layers)]
+    found = _run(command, dict(os.environ), timeout_s)
+    is_vulkan = any(device["name"].startswith("Vulkan") for device in found.gpus)
+    if not found.death or not is_vulkan or NO_FUSION in os.environ:
+        return found
+    again = _run(command, os.environ | {NO_FUSION: "1"}, timeout_s)
+    if again.works:
+        return again._replace(fused_error=found.error)
+    return found._replace(error=f"{found.error}; with {NO_FUSION}=1 too")
+
+
+def _run(command: list[str], environment: dict[str, str], timeout_s: float) -> BuildCheck:
     root = Path(edge_tr.__file__).resolve().parent.parent
     try:
         done = subprocess.run(
-            command, cwd=root, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s
+            command,
+            cwd=root,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=timeout_s,
         )
     except subprocess.TimeoutExpired as expired:
         stages = _stages(expired.stdout or b"")
@@ -87,17 +124,30 @@ def check_build(
     failed = stages.pop("failed", None)
     if failed:
         return BuildCheck(stages, failed["error"], "")
+    found = BuildCheck(stages, "", _death(done.returncode))
     if "done" in stages:
-        return BuildCheck(stages, "", "")
-    death = _death(done.returncode)
-    during = _next_stage(stages)
+        return found._replace(death="")
     said = done.stderr.decode(errors="replace").strip().splitlines()
-    error = f"{during} ended with {_DEATHS.get(death, death or f'exit code {done.returncode}')}"
-    return BuildCheck(stages, f"{error}: {said[-1]}" if said else error, death)
+    how = _DEATHS.get(found.death, found.death or f"exit code {done.returncode}")
+    where = "".join(f" on {device_text(device)}" for device in found.gpus)
+    error = f"{_next_stage(stages)}{where} ended with {how}"
+    return found._replace(error=f"{error}: {said[-1]}" if said else error)
+
+
+def device_text(device: dict[str, Any]) -> str:
+    """A device's name, what it is, and its driver where the back end names one."""
+    driver = f", driver {device['driver']}" if device.get("driver") else ""
+    return f"{device['name']} ({device['description']}{driver})"
+
+
+def _is_gpu(device: dict[str, Any], layers: dict[str, int]) -> bool:
+    return "gpu" in device["type"] and device["name"] in layers
 
 
 def require_working_build() -> None:
     """Raise if a decode would crash; remembered per build and machine, so it costs once.
+
+    Where only fused Vulkan kernels would, they are switched off for this process.
 
     Raises
     ------
@@ -106,19 +156,33 @@ def require_working_build() -> None:
     """
     stamp = cache_dir() / "checked-builds" / _fingerprint()
     if stamp.exists():
+        _switch_off(stamp.read_text("utf-8"))
         return
     found = check_build()
     if not found.works:
         raise NativeBuildError(f"llama.cpp does not work here: {found.error}. {advice(found)}")
+    needed = NO_FUSION if found.fused_error else ""
+    _switch_off(needed)
     try:
         stamp.parent.mkdir(parents=True, exist_ok=True)
-        stamp.touch()
+        stamp.write_text(needed, "utf-8")
     except OSError:  # a read-only cache: check again next time
         return
 
 
+def _switch_off(variable: str) -> None:
+    """What the variable of llama.cpp switches off, for this process; an empty one is none."""
+    if variable:
+        os.environ[variable] = "1"
+
+
 def advice(found: BuildCheck) -> str:
-    """What a user can do about a build that does not work."""
+    """What a user can do about a build that does not work, or not with fused kernels."""
+    if found.fused_error:
+        return (
+            f"Update the driver. Until then set {NO_FUSION}=1 for programs that use edge_tr as a "
+            "library; its commands do so by themselves."
+        )
     if "libcuda.so.1" in found.error:
         return f"The NVIDIA driver is missing: install it, or run: {rebuild_command()}"
     if "cannot open shared object" in found.error or "Library not loaded" in found.error:
@@ -187,4 +251,6 @@ def _fingerprint() -> str:
     files = sorted(folder.iterdir()) if folder and folder.is_dir() else []
     parts = [f"{file} {file.stat().st_size} {file.stat().st_mtime_ns}" for file in files]
     parts += [platform.machine(), platform.node(), *sorted(isa.advertised_flags())]
+    chosen = sorted(item for item in os.environ.items() if item[0].startswith(_CHOOSE_DEVICES))
+    parts += map("=".join, chosen)
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:24]

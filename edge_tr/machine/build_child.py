@@ -91,14 +91,26 @@ def _emit(stage: str, **facts: Any) -> None:
     print(json.dumps({"stage": stage, **facts}), flush=True)
 
 
-def _build_facts(llama_cpp: Any) -> dict[str, Any]:
+def _keep_log(llama_cpp: Any) -> tuple[list[str], Any]:
+    """What llama.cpp logs from now on, and the callback, which must live as long."""
+    lines: list[str] = []
+
+    def keep(level: int, text: bytes, user_data: Any) -> None:
+        lines.append(text.decode(errors="replace"))
+
+    callback = llama_cpp.llama_log_callback(keep)
+    llama_cpp.llama_log_set(callback, None)
+    return lines, callback
+
+
+def _build_facts(llama_cpp: Any, lines: list[str]) -> dict[str, Any]:
     folder = Path(llama_cpp.__file__).parent / "lib"
     return {
         "version": llama_cpp.__version__,
         "folder": str(folder),
         "system_info": llama_cpp.llama_print_system_info().decode(errors="replace"),
         "rpc": bool(llama_cpp.llama_supports_rpc()),
-        **_ggml_facts(folder),
+        **_ggml_facts(folder, lines),
         "kernels": _kernels(folder),
     }
 
@@ -116,8 +128,9 @@ def _kernels(folder: Path) -> dict[str, Any] | None:
     return None
 
 
-def _ggml_facts(folder: Path) -> dict[str, Any]:
-    """Names of the back ends, and the devices they see, from ggml's registry."""
+def _ggml_facts(folder: Path, lines: list[str]) -> dict[str, Any]:
+    """Names of the back ends, and the devices they see, from ggml's registry; the Vulkan back end
+    tells of its drivers in the log alone."""
     from llama_cpp._ctypes_extensions import load_shared_library
 
     libraries = [load_shared_library(name, folder) for name in ("ggml", "ggml-base")]
@@ -139,17 +152,22 @@ def _ggml_facts(folder: Path) -> dict[str, Any]:
         ]
 
     devices = []
-    for device in handles("dev"):
+    found = handles("dev")
+    drivers = re.findall(r"ggml_vulkan: (\d+) = .*\((.*?)\) \| ", "".join(lines))
+    driver_of = {f"Vulkan{number}": driver for number, driver in drivers}
+    for device in found:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         call("ggml_backend_dev_memory", None, device, ctypes.byref(free), ctypes.byref(total))
         kind = call("ggml_backend_dev_type", ctypes.c_int, device)
+        name = text("ggml_backend_dev_name", device)
         devices.append(
             {
-                "name": text("ggml_backend_dev_name", device),
+                "name": name,
                 "description": text("ggml_backend_dev_description", device),
                 "type": _DEVICE_TYPES[kind] if kind < len(_DEVICE_TYPES) else str(kind),
                 "free_bytes": free.value,
                 "total_bytes": total.value,
+                "driver": driver_of.get(name, ""),
             }
         )
     return {
@@ -170,14 +188,7 @@ def _placement(log: str) -> dict[str, Any]:
     }
 
 
-def _decode(llama_cpp: Any, path: Path, n_gpu_layers: int) -> None:
-    lines: list[str] = []
-
-    def keep(level: int, text: bytes, user_data: Any) -> None:
-        lines.append(text.decode(errors="replace"))
-
-    callback = llama_cpp.llama_log_callback(keep)
-    llama_cpp.llama_log_set(callback, None)
+def _decode(llama_cpp: Any, path: Path, n_gpu_layers: int, lines: list[str]) -> None:
     llama_cpp.llama_backend_init()
     model_params = llama_cpp.llama_model_default_params()
     model_params.n_gpu_layers = 0x7FFFFFFF if n_gpu_layers < 0 else n_gpu_layers
@@ -212,14 +223,15 @@ def main(arguments: list[str]) -> int:
     except Exception as error:  # whatever stops the import is the finding
         _emit("failed", error=f"{type(error).__name__}: {error}")
         return 0
-    _emit("import", **_build_facts(llama_cpp))
+    lines, _callback = _keep_log(llama_cpp)
+    _emit("import", **_build_facts(llama_cpp, lines))
     if arguments:
-        _decode(llama_cpp, Path(arguments[0]), int(arguments[1]))
+        _decode(llama_cpp, Path(arguments[0]), int(arguments[1]), lines)
         return 0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "zero.gguf"
         write_zero_model(path)
-        _decode(llama_cpp, path, -1)
+        _decode(llama_cpp, path, -1, lines)
     return 0
 
 
