@@ -100,6 +100,7 @@ class RecordedTarget:
     """
 
     can_rewind = True
+    n_rewind = 0
 
     def __init__(self, path: Path) -> None:
         with np.load(path) as data:

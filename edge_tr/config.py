@@ -14,6 +14,9 @@ from edge_tr.errors import ConfigError
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 """Types of the KV cache."""
 
+MAX_SNAPSHOTS = 32
+"""Most snapshots of a recurrent state."""
+
 MAX_HISTORY = 1 << 28
 """Most tokens of a history."""
 
@@ -33,6 +36,9 @@ class ContextConfig:
     offload_kqv : keep the KV cache on the GPU.
     swa_full : full-size cache for sliding-window layers; drafting needs it.
     n_lanes : lanes for draft trees, one for each leaf; 1 = chains only.
+    n_snapshots : snapshots of a recurrent state, where llama.cpp can make them: it then gives up
+        as many rejected tokens, and hybrids draft chains of at most that many. None = as many as
+        pay here, measured where the drafter drafts what pays, else none.
 
     Raises
     ------
@@ -50,6 +56,7 @@ class ContextConfig:
     offload_kqv: bool = True
     swa_full: bool = True
     n_lanes: int = 64
+    n_snapshots: int | None = None
 
     def __post_init__(self) -> None:
         for name, low, high in (
@@ -59,9 +66,10 @@ class ContextConfig:
             ("n_threads", 0, 1024),
             ("n_threads_batch", 0, 1024),
             ("n_lanes", 1, MAX_LANES),
+            ("n_snapshots", 0, MAX_SNAPSHOTS),
         ):
             value = getattr(self, name)
-            if not low <= value <= high:
+            if value is not None and not low <= value <= high:
                 raise ConfigError(
                     f"{name} {value} is not allowed; it must be {low} to {high}", field=name
                 )

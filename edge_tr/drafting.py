@@ -24,6 +24,7 @@ from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget
 from edge_tr.measuring.limit import time_limit, within
 from edge_tr.measuring.steps import extend_costs
 from edge_tr.measuring.widths import WidthProbe, probe_widths
+from edge_tr.target import widest_step
 
 _PROBED_WIDTH = 16
 """Widest batch that ``exact`` tries."""
@@ -56,6 +57,7 @@ class Drafting:
     draft : see ``DraftConfig``.
     fingerprint : whose matrix it is; see ``matrix_file.default_path``.
     plain_reason : why this target cannot verify drafts, or an empty text.
+    notice : the first of the notices, or an empty text.
     drafter : drafts in place of Token Recycling.
     progress : called with a line before something that takes seconds.
 
@@ -80,13 +82,14 @@ class Drafting:
         fingerprint: str,
         *,
         plain_reason: str = "",
+        notice: str = "",
         drafter: Drafter | None = None,
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.target = target
         self.draft = draft
         self.fingerprint = fingerprint
-        self.notices: list[str] = []
+        self.notices: list[str] = [notice] if notice else []
         self.probe: WidthProbe | None = None
         self._drafter = drafter
         self._progress = progress
@@ -135,11 +138,14 @@ class Drafting:
             return Decoder(target)
         if not reason and target.n_batch < 2:
             reason = "drafting is off: a batch of one token (n_batch=1) holds no draft"
+        tree = config.speculative
+        if not reason and isinstance(tree, TreeTemplate) and tree.n_leaves > target.n_lanes == 1:
+            reason = "drafting is off: this model verifies chains only, and the tree has branches"
         max_width = None
         if config.exact and not reason:
-            most = min(_PROBED_WIDTH, target.n_batch, target.n_ctx // 4)
+            most = min(_PROBED_WIDTH, widest_step(target), target.n_ctx // 4)
             self.probe = probe_widths(target, max_width=most)
-            max_width = self.probe.tree_width
+            max_width = self.probe.tree_width if target.can_rewind else self.probe.chain_width
             if max_width < 2:
                 reason = (
                     "drafting is off: no batch width is bit-equal to one-token decoding with "
@@ -167,7 +173,7 @@ class Drafting:
             costs=costs,
             max_width=max_width,
             n_threads=n_threads,
-            measure_behind=extend_costs,
+            measure_behind=extend_costs if target.can_rewind else None,
         )
 
     def _make_drafter(self, n_threads: int) -> tuple[StepCosts | None, Drafter]:

@@ -14,6 +14,7 @@ from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import inspect
 from edge_tr.idle import Idle
 from edge_tr.llama.devices import has_gpu
+from edge_tr.llama.hybrids import open_target
 from edge_tr.llama.kept_cells import KeptCells
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
@@ -74,7 +75,8 @@ class Session(Drafting, Closing):
         may_unload = idle_unload_s is not None
         self.model = Model(path, n_gpu_layers=n_gpu_layers, rpc=rpc, may_unload=may_unload)
         try:
-            self.target: LlamaTarget = LlamaTarget(self.model, context)
+            self.target: LlamaTarget
+            self.target, line = open_target(self.model, context, draft, progress)
         except BaseException:
             self.model.close()
             raise
@@ -83,7 +85,8 @@ class Session(Drafting, Closing):
                 self.target,
                 draft,
                 self.model.fingerprint(),
-                plain_reason=self.target.plain_reason,
+                plain_reason=self.target.plain_reason and (line or self.target.plain_reason),
+                notice="" if self.target.plain_reason else line,
                 progress=progress,
             )
             self.stop_tokens = self.model.stop_tokens()

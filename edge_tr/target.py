@@ -83,8 +83,14 @@ class TargetModel(Protocol):
 
     @property
     def can_rewind(self) -> bool:
-        """Whether the last cells can be dropped. A recurrent state cannot give up its last
-        tokens: it is only dropped whole, by ``seq_rm(-1, 0, -1)``, and nothing is drafted."""
+        """Whether any last cells of any lane can be dropped. A recurrent state is only dropped
+        whole, by ``seq_rm(-1, 0, -1)``, but for ``n_rewind``."""
+
+    @property
+    def n_rewind(self) -> int:
+        """How many of the last tokens lane 0 can give up, by ``seq_rm(0, n, -1)``: tokens of the
+        batch decoded last but for its first one, and once until the next batch. 0 = nothing can
+        be drafted; where ``can_rewind`` it says nothing."""
 
     def decode(self, batch: Batch) -> Float32:
         """Run the batch; float32[n_rows, n_vocab], valid until the next call, not written.
@@ -106,3 +112,8 @@ class TargetModel(Protocol):
 
     def interrupt(self, on: bool) -> None:
         """Make ``decode`` raise CancelledError while on, a running call as soon as it can."""
+
+
+def widest_step(target: TargetModel) -> int:
+    """Most tokens of a decode step whose rejected ones the target can take back."""
+    return target.n_batch if target.can_rewind else min(target.n_batch, target.n_rewind + 1)

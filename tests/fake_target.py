@@ -84,6 +84,7 @@ class FakeTarget:
         n_batch: int = 32,
         n_lanes: int = 8,
         can_rewind: bool = True,
+        n_rewind: int = 0,
     ) -> None:
         self.model = model or HashModel()
         self.n_vocab = self.model.n_vocab
@@ -91,6 +92,8 @@ class FakeTarget:
         self.n_batch = n_batch
         self.n_lanes = n_lanes
         self.can_rewind = can_rewind
+        self.n_rewind = n_rewind
+        self._n_back = 0
         self.pos = np.full(n_ctx, -1, dtype=np.int32)
         self.token = np.full(n_ctx, -1, dtype=np.int32)
         self.carries = np.zeros((n_ctx, n_lanes), dtype=np.bool_)
@@ -103,6 +106,7 @@ class FakeTarget:
         assert 0 < batch.n <= self.n_batch, "GGML_ASSERT(n_tokens_all <= cparams.n_batch)"
         lanes = [list(batch.lanes_of(i)) for i in range(batch.n)]
         self._check(batch, lanes)
+        self._n_back = min(self.n_rewind, batch.n - 1)
         free = np.flatnonzero(self.pos < 0)[: batch.n]
         if len(free) < batch.n:
             raise ContextFullError(f"no room for {batch.n} tokens in {self.n_ctx} cells")
@@ -151,7 +155,11 @@ class FakeTarget:
 
     def seq_rm(self, lane: int, first: int, last: int) -> None:
         assert -1 <= lane < self.n_lanes
-        assert self.can_rewind or (lane, first, last) == (-1, 0, -1), "cannot rewind"
+        if not self.can_rewind and (lane, first, last) != (-1, 0, -1):
+            assert (lane, last) == (0, -1), "only the last tokens of lane 0 can be given up"
+            n_tokens = int((self.pos >= first).sum())
+            assert 0 < n_tokens <= self._n_back, f"cannot give up {n_tokens} tokens"
+            self._n_back = 0
         chosen = (self.pos >= first) & ((self.pos < last) | (last < 0))
         self.carries[chosen, slice(None) if lane < 0 else lane] = False
         self.pos[~self.carries.any(axis=1)] = -1

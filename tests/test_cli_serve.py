@@ -38,6 +38,8 @@ def serve(
     [
         (("--port", 70000), "--port 70000 is not allowed"),
         (("--max-waiting", -1), "--max-waiting -1 is not allowed"),
+        (("--idle-unload", 0), "--idle-unload 0 is not allowed; it must be above 0"),
+        (("--idle-unload", "nan"), "--idle-unload nan is not allowed"),
         (("--origin", "*"), "origin '*' is not allowed"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
         (("--tree", "wide"), "--tree wide is not allowed"),
@@ -165,6 +167,14 @@ def test_a_signal_ends_an_answer_too(child: Callable[..., Child]) -> None:
         rest = [line for line in lines if line]
     assert "the server is stopping" in rest[-1]
     assert server.process.wait(60) == 0
+
+
+def test_an_idle_server_unloads_its_model_and_answers_again(child: Callable[..., Child]) -> None:
+    server = child("--idle-unload", 0.2)
+    while httpx.get(f"{server.url}/health").json()["model"] != "unloaded":
+        pass
+    body = {"prompt": "the of and", "max_tokens": 5}
+    assert httpx.post(f"{server.url}/v1/completions", json=body, timeout=60).status_code == 200
 
 
 def test_the_key_of_the_environment(child: Callable[..., Child]) -> None:

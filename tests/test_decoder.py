@@ -186,6 +186,42 @@ def test_grown_trees(
 
 
 @COUNTED
+@given(
+    case=cases(),
+    n_rewind=st.integers(1, 9),
+    weighs_costs=st.booleans(),
+    harvest=st.booleans(),
+    seed=st.one_of(st.none(), st.integers(0, 1000)),
+)
+def test_chains_where_few_tokens_can_be_given_up(
+    case: Case, n_rewind: int, weighs_costs: bool, harvest: bool, seed: int | None
+) -> None:
+    drafter: Drafter = GrownTreeDrafter(
+        Candidates(AdjacencyMatrix.random(case.model.n_vocab)),
+        n_ctx=case.n_ctx,
+        costs=StepCosts(TABLE, 64) if weighs_costs else None,
+        max_nodes=12,
+        max_lanes=1,
+        harvest=harvest,
+    )
+    if seed is not None:
+        drafter = RandomDrafter(case.model.n_vocab, seed, max_lanes=1)
+    target = FakeTarget(
+        case.model,
+        n_ctx=case.n_ctx,
+        n_batch=case.n_batch,
+        n_lanes=1,
+        can_rewind=False,
+        n_rewind=n_rewind,
+    )
+    decoder = Decoder(target, drafter, max_width=case.max_width)
+    for _ in range(2):
+        assert case.generate(decoder, target) == case.expected()
+    prompt = case.prompt[::-1]
+    assert case.generate(decoder, target, prompt) == case.expected(prompt)
+
+
+@COUNTED
 @given(case=cases(), seed=st.integers(0, 1000))
 def test_random_drafts(case: Case, seed: int) -> None:
     decoder, target = case.decoder(RandomDrafter(case.model.n_vocab, seed))

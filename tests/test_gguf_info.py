@@ -89,6 +89,7 @@ def test_info_agrees_with_the_gguf_package(tiny_model: TinyModel) -> None:
         ("mixtral", "draftable", ""),
         ("mamba", "plain_only", "recurrent"),
         ("jamba", "plain_only", "hybrid"),
+        ("lfm2", "plain_only", "hybrid"),
         ("bert", "unsupported", "encoder"),
         ("dream", "unsupported", "diffusion"),
     ],
@@ -100,7 +101,9 @@ def test_kind_of_each_architecture(tiny_model: TinyModel, arch: str, kind: str, 
     assert "\n" not in info.reason
 
 
-@pytest.mark.parametrize("arch", ["llama", "mamba", "jamba", "dream"])
+@pytest.mark.parametrize(
+    "arch", ["llama", "mamba", "jamba", "lfm2", "qwen35", "nemotron_h", "dream"]
+)
 def test_kind_agrees_with_llama_cpp(tiny_model: TinyModel, arch: str) -> None:
     path = tiny_model(arch)
     parameters = llama_cpp.llama_model_default_params()

@@ -88,11 +88,11 @@ def test_a_state_goes_to_another_context(tiny_model: TinyModel, arch: str) -> No
 
 
 def test_the_server_writes_the_text_of_the_model(tiny_model: TinyModel) -> None:
-    text = "the cat and the dog"
-    body = {"model": NAME, "prompt": text, "max_tokens": 30, "temperature": 0}
+    prompt_text = "the cat and the dog"
+    body = {"model": NAME, "prompt": prompt_text, "max_tokens": 30, "temperature": 0}
     with serving(tiny_model("llama"), tree=TREE, n_gpu_layers=-1) as running:
         answer = running.http.post("/v1/completions", json=body).raise_for_status().json()
-        prompt = running.service.session.prompt_tokens(text, chat=False)
+        prompt = running.service.session.prompt_tokens(prompt_text, chat=False)
         assert running.service.session.stats.n_drafted > 0
     assert answer["usage"]["completion_tokens"] == 30
     with own_of(tiny_model("llama")) as own:

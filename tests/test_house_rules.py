@@ -29,6 +29,7 @@ FLOORS = (
     ("llama",),
     ("answer", "models", "tuning"),
     ("session",),
+    ("learning",),
     ("bench", "doctor", "server"),
     ("cli",),
     ("plugin", "_pyinstaller"),

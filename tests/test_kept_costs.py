@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from edge_tr.measuring.kept_costs import (
     load_costs,
     save_costs,
 )
+from edge_tr.measuring.lock import measuring_alone
 
 KEY = {"model": ["a.gguf", 3], "n_ctx": 512}
 TABLE = CostTable((1, 2), (0, 100), ((1.0, 2.0), (3.0, 4.0)), 0.5, 0.25)
@@ -128,3 +130,16 @@ def test_costs_of_a_busy_machine_are_measured_once_more(
     for _ in range(3):
         assert costs_of(target, k=8, n_threads=1) == TABLE
     assert len(measured) == 1
+
+
+def test_costs_measured_while_another_measures_are_measured_again(
+    measured: list[dict[str, Any]], cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = KnownFake(n_ctx=600)
+    monkeypatch.setattr(kept_costs, "measuring_alone", partial(measuring_alone, 0.0))
+    with measuring_alone():
+        assert not costs_of(target, k=8, n_threads=1).steady
+        assert not costs_of(target, k=8, n_threads=1).steady
+    assert costs_of(target, k=8, n_threads=1) == TABLE
+    assert costs_of(target, k=8, n_threads=1) == TABLE
+    assert len(measured) == 3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,9 +18,9 @@ class Bench(TreeBench):
 
     target: FakeTarget
 
-    def __init__(self, *, n_lanes: int = 8, can_rewind: bool = True) -> None:
+    def __init__(self, *, n_lanes: int = 8, **options: Any) -> None:
         model = HashModel(50, memory=None)
-        super().__init__(FakeTarget(model, n_ctx=300, n_lanes=n_lanes, can_rewind=can_rewind))
+        super().__init__(FakeTarget(model, n_ctx=300, n_lanes=n_lanes, **options))
 
     def commit(self, accepted: Sequence[int], token_s: float, front: Sequence[int] = ()) -> int:
         kept = super().commit(accepted, token_s, front)
@@ -129,6 +130,41 @@ def test_an_error_drops_a_state_that_cannot_rewind() -> None:
     bench.lanes.recover(3)
     assert bench.lanes.n_past == 0
     assert bench.target.assert_only_committed([]) == 0
+
+
+def test_a_state_gives_up_the_tokens_it_can_once() -> None:
+    bench = Bench(n_lanes=1, can_rewind=False, n_rewind=2)
+    bench.read([1, 2, 3, 4])
+    assert bench.lanes.rewind(2) == 2
+    assert bench.target.assert_only_committed([1, 2]) == 2
+    assert bench.lanes.rewind(1) == 0
+    assert bench.target.assert_only_committed([]) == 0
+
+
+def test_a_state_does_not_give_up_more_tokens_than_it_can() -> None:
+    bench = Bench(n_lanes=1, can_rewind=False, n_rewind=2)
+    bench.read([1, 2, 3, 4])
+    assert bench.lanes.rewind(1) == 0
+
+
+@pytest.mark.parametrize(("n_rewind", "n_left"), [(0, 7), (2, 5), (9, 4)])
+def test_undoing_a_batch_keeps_what_cannot_be_given_up(n_rewind: int, n_left: int) -> None:
+    bench = Bench(n_lanes=1, can_rewind=False, n_rewind=n_rewind)
+    bench.read([1, 2, 3])
+    bench.plant((5, 0), (6, 1), (7, 2), root=4)
+    bench.decode()
+    bench.lanes.undo(4)
+    assert bench.target.assert_only_committed([1, 2, 3, 4, 5, 6, 7]) == n_left
+
+
+@pytest.mark.parametrize("n_accepted", range(4))
+def test_a_chain_is_kept_as_far_as_it_was_accepted(n_accepted: int) -> None:
+    bench = Bench(n_lanes=1, can_rewind=False, n_rewind=3)
+    bench.read([1, 2, 3])
+    for _ in range(2):
+        bench.plant((5, 0), (6, 1), (7, 2), root=4)
+        bench.decode()
+        assert bench.commit([1, 2, 3][:n_accepted], 0.0) == n_accepted
 
 
 @pytest.mark.parametrize("seed", range(25))

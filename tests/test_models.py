@@ -27,10 +27,11 @@ from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.quantize import quantize
 from edge_tr.models import catalog, shapes, store
 from edge_tr.models.catalog import Entry, Piece
+from edge_tr.models.hybrids import HYBRIDS, Hybrid
 from edge_tr.models.tiny_vocab import SPECIAL_TOKENS, tiny_vocab
 
 TinyModel = Callable[[str], Path]
-GENERATING = ["llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba"]
+GENERATING = ["llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", *HYBRIDS]
 TEXT = 'the people said {"name": "héllo 世界 🎉"}\n'
 
 
@@ -419,7 +420,13 @@ def small_shape(monkeypatch: pytest.MonkeyPatch) -> str:
 
 @pytest.mark.parametrize(
     ("size", "n_parameters"),
-    [("0.5b", 494_032_768), ("1b", 1_235_814_400), ("3b", 3_212_749_824), ("8b", 8_030_261_248)],
+    [
+        ("0.5b", 494_032_768),
+        ("1b", 1_235_814_400),
+        ("3b", 3_212_749_824),
+        ("8b", 8_030_261_248),
+        ("lfm2_1.2b", 1_170_340_608),
+    ],
 )
 def test_shapes_have_the_parameters_of_their_models(size: str, n_parameters: int) -> None:
     vectors = 4  # bytes of a float32, which vectors are in
@@ -452,6 +459,23 @@ def test_shape_weights_keep_activations_near_one(
         gain = weights.std() * weights.shape[-1] ** 0.5
         assert 0.7 < gain < 1.4, tensor.name
         assert abs(weights.mean()) < 0.05 * weights.std(), tensor.name
+
+
+@pytest.mark.parametrize("arch", HYBRIDS)
+def test_shape_of_a_hybrid_decodes_to_finite_logits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    kinds = "raf" if arch == "nemotron_h" else "ra"
+    states = (0, 0, 0) if arch == "lfm2" else (32, 2, 8)
+    hybrid = Hybrid(arch, kinds, 256, 4, 2, 64, 512, (11, 11, 10, 0), *states)
+    of = (arch, 2, 256, 4, 2, 512, 300, 512, 1e4)
+    shape = shapes.Shape("a small one", *of, tied=True, hybrid=hybrid)
+    monkeypatch.setitem(shapes.SHAPES, "small", shape)
+    with loaded(models.write_shape(tmp_path / "m.gguf", "small", "q4_0")) as model:
+        model.eval(list(range(20)))
+        scores = model.scores[:20]
+    assert np.isfinite(scores).all()
+    assert len(set(scores.argmax(axis=1))) > 3
 
 
 def test_rows_that_fit_no_large_block_fall_back(

@@ -54,6 +54,41 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         if name == "show":
             action.add_argument("--json", action="store_true", help="print a JSON object")
         action.set_defaults(command=command)
+    _add_learn(actions, common)
+
+
+def _add_learn(actions: Any, common: argparse.ArgumentParser) -> None:
+    what = "learn from texts of your own: documents, code, earlier conversations"
+    action = actions.add_parser(
+        "learn",
+        parents=[common],
+        help=what,
+        description=f"{what[0].upper()}{what[1:]}. What was learned is saved as it goes; the same "
+        "command goes on where it was stopped, and leaves out texts that were learned before.",
+    )
+    action.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a text in UTF-8")
+    options.add_model(action)
+    action.add_argument(
+        "--fast",
+        action="store_true",
+        help="look at the tokens only; else the model reads the texts, which takes as long as any "
+        "prompt of that length",
+    )
+    options.add_learned(action)
+    action.set_defaults(command=learn)
+
+
+def learn(args: argparse.Namespace) -> int:
+    """Learn, and say how much."""
+    from edge_tr.learning import learn_files
+    from edge_tr.session import Session
+
+    options.prepare_llama(args)
+    draft = options.learned_config(args)
+    with Session(options.model_path(args), draft=draft, progress=note) as session:
+        n_tokens = learn_files(session, args.files, fast=args.fast, progress=note)
+        note(f"learned {n_tokens} tokens; saved to {session.matrix_path}")
+    return 0
 
 
 def _file(args: argparse.Namespace) -> Path:

@@ -33,14 +33,13 @@ _SAMPLING = {
     "repeat_penalty": "repeat_penalty",
     "seed": "seed",
 }
-_DRAFT = {
+_LEARNED = {
     "k": "k",
     "matrix": "matrix_path",
-    "matrix_start": "start",
     "history": "history_path",
     "n_history": "n_history",
-    "exact": "exact",
 }
+_DRAFT = _LEARNED | {"matrix_start": "start", "exact": "exact"}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
@@ -123,6 +122,23 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         default=None,
         help="draft only with batch widths whose results are equal to the last bit",
     )
+    add_learned(group)
+    group.add_argument(
+        "--matrix-start",
+        choices=("inherited", "empty", "random"),
+        help="start with the saved matrix (default), an empty or a random one",
+    )
+    group.add_argument(
+        "--no-save",
+        action="store_true",
+        help="do not save matrix and history at the "
+        "end; a matrix that did not start inherited is saved with --matrix only",
+    )
+    group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
+
+
+def add_learned(group: argparse._ActionsContainer) -> None:
+    """Where what is learned is kept, and how much of it."""
     group.add_argument(
         "--matrix",
         type=Path,
@@ -137,11 +153,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         help="candidates of each row of the adjacency matrix (1 to 16, default 8)",
     )
     group.add_argument(
-        "--matrix-start",
-        choices=("inherited", "empty", "random"),
-        help="start with the saved matrix (default), an empty or a random one",
-    )
-    group.add_argument(
         "--history",
         type=Path,
         metavar="FILE",
@@ -154,13 +165,6 @@ def add_drafting(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="tokens of earlier texts to keep (default 1048576; 0: none)",
     )
-    group.add_argument(
-        "--no-save",
-        action="store_true",
-        help="do not save matrix and history at the "
-        "end; a matrix that did not start inherited is saved with --matrix only",
-    )
-    group.add_argument("--no-harvest", action="store_true", help="learn nothing from the prompt")
 
 
 def add_sampling(parser: argparse.ArgumentParser) -> None:
@@ -210,6 +214,13 @@ def draft_config(args: argparse.Namespace) -> DraftConfig:
 
     more = {"speculative": tree(args), "harvest": not args.no_harvest}
     return configured(DraftConfig, args, _DRAFT, **more)
+
+
+def learned_config(args: argparse.Namespace) -> DraftConfig:
+    """Where what is learned is to be kept."""
+    from edge_tr.config import DraftConfig
+
+    return configured(DraftConfig, args, _LEARNED)
 
 
 def sampling_config(args: argparse.Namespace) -> SamplingConfig:

@@ -19,7 +19,7 @@ from edge_tr.decode.topk import TopK
 from edge_tr.drafts.draft import Drafter
 from edge_tr.errors import CancelledError, ConfigError, DecodeError, PromptTooLongError
 from edge_tr.stats import Stats
-from edge_tr.target import Batch, Int32, TargetModel
+from edge_tr.target import Batch, Int32, TargetModel, widest_step
 
 _WORTH_MEASURING = 32
 """Tokens of an answer from which on it is worth to measure steps behind a long prompt."""
@@ -71,7 +71,8 @@ class Decoder:
         self.drafter = drafter
         self.stats = Stats()
         self._costs = costs or StepCosts()
-        self.max_width = min(max_width or target.n_batch, target.n_batch)
+        widest = widest_step(target) if drafter is not None else target.n_batch
+        self.max_width = min(max_width or widest, widest)
         self._measure_behind = measure_behind
         n_nodes = drafter.max_nodes if drafter else 0
         batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
@@ -295,7 +296,7 @@ class Decoder:
 
 
 def _check_fit(drafter: Drafter, target: TargetModel) -> None:
-    if not target.can_rewind:
+    if not target.can_rewind and target.n_rewind == 0:
         raise ConfigError("the target cannot take rejected tokens back, so nothing can be drafted")
     if drafter.n_vocab != target.n_vocab:
         raise ConfigError(

@@ -32,6 +32,7 @@ class LaneCache:
         self.n_past = 0
         self.call_s = 1e-5
         self._end = [0] * target.n_lanes
+        self._n_back = 0
 
     def claim(self) -> None:
         """Start from an empty cache where something else used the target in the meantime."""
@@ -40,14 +41,33 @@ class LaneCache:
 
     def rewind(self, n_past: int) -> int:
         """Drop every cell at position ``n_past`` and later; the number of cells that remain,
-        0 where the target had to rewind and cannot."""
-        if not self._target.can_rewind and n_past < self.n_past:
-            n_past = 0
-        self.n_past = n_past
-        if self._target.can_rewind or n_past == 0:
+        0 where the target had to rewind and cannot as far."""
+        if self._target.can_rewind:
             self._target.seq_rm(-1, n_past, -1)
+        elif n_past == 0 or not self._give_up(self.n_past - n_past):
+            n_past = self._n_back = 0
+            self._target.seq_rm(-1, 0, -1)
+        self.n_past = n_past
         self._end = [min(end, n_past) for end in self._end]
         return n_past
+
+    def undo(self, n_tokens: int) -> None:
+        """Drop the batch just decoded, a chain or tree of ``n_tokens`` that starts with committed
+        tokens; of it, what a target that gives up few tokens must keep is committed."""
+        if self._target.can_rewind:
+            self.rewind(self.n_past)
+            return
+        self.extend(n_tokens)
+        self.rewind(self.n_past - self._n_back)
+
+    def _give_up(self, n_tokens: int) -> bool:
+        """Have lane 0 of a target that gives up few tokens drop its last ones, if it can."""
+        if n_tokens > self._n_back:
+            return False
+        if n_tokens > 0:
+            self._target.seq_rm(0, self.n_past - n_tokens, -1)
+            self._n_back = 0
+        return True
 
     def recover(self, n_past: int) -> None:
         """Return to ``n_past`` from an unknown state, after an error in the middle of a step;
@@ -58,6 +78,7 @@ class LaneCache:
         for lane in range(1, len(self._end)):
             self._target.seq_rm(lane, 0, -1)
         self.n_past = n_past
+        self._n_back = 0
         self._end = [0] * len(self._end)
 
     def release(self) -> None:
@@ -73,10 +94,12 @@ class LaneCache:
         self._end = [0] + [1] * (len(self._end) - 1)
         self.release()
         self.n_past = n_past
+        self._n_back = 0
 
     def extend(self, n_tokens: int) -> None:
         """A chain of ``n_tokens`` on lane 0 was decoded and is committed."""
         self.n_past += n_tokens
+        self._n_back = min(n_tokens - 1, self._target.n_rewind)
 
     def sync(self, n_lanes: int) -> None:
         """Bring lanes 1 to ``n_lanes - 1`` up to the committed sequence."""
@@ -101,6 +124,10 @@ class LaneCache:
         Number of accepted nodes whose cells are kept, the first ones of the path.
         """
         base = self.n_past + n_front
+        if not self._target.can_rewind:
+            self.extend(n_front + draft.n - 1)
+            self.rewind(base + len(accepted))
+            return len(accepted)
         self.n_past = base
         if draft.n == 1:
             self._end[: draft.n_lanes] = [base] * draft.n_lanes

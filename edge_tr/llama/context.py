@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import hashlib
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,20 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _internals
 
+from edge_tr.config import DraftConfig
+from edge_tr.decode.topk import default_threads
 from edge_tr.gguf_file.info import classify
+from edge_tr.llama.hybrids import fixed_snapshots
 from edge_tr.llama.library import leave_log, lib
 from edge_tr.llama.model import fingerprint, plain_reason
-from edge_tr.llama.target import NO_REWIND, ContextTarget, allow_lanes, cost_conditions
+from edge_tr.llama.target import (
+    NO_REWIND,
+    ContextTarget,
+    allow_lanes,
+    allow_snapshots,
+    cost_conditions,
+)
+from edge_tr.measuring.snapshots import choose_snapshots
 from edge_tr.target import Batch, Float32
 
 STOCK_ARGUMENTS: dict[str, Any] = {
@@ -84,8 +94,10 @@ def kind_of(llm: Any) -> tuple[str, str]:
     return kind, reason
 
 
-def replace_context(llm: Any, options: Mapping[str, Any], n_lanes: int) -> None:
-    """Free the small context and make the one that was asked for, with its LoRA adapter.
+def replace_context(
+    llm: Any, options: Mapping[str, Any], n_lanes: int, n_snapshots: int = 0
+) -> None:
+    """Free the context that is there and make the one that was asked for, with its LoRA adapter.
 
     Raises
     ------
@@ -98,6 +110,7 @@ def replace_context(llm: Any, options: Mapping[str, Any], n_lanes: int) -> None:
     params.n_batch = llm.n_batch = min(params.n_ctx, options["n_batch"])
     params.n_ubatch = min(params.n_batch, options["n_ubatch"])
     allow_lanes(params, n_lanes)
+    allow_snapshots(params, n_snapshots)
     llm._ctx = llm._stack.enter_context(
         contextlib.closing(
             _internals.LlamaContext(model=llm._model, params=params, verbose=llm.verbose)
@@ -111,6 +124,39 @@ def replace_context(llm: Any, options: Mapping[str, Any], n_lanes: int) -> None:
         scales = (ctypes.c_float * 1)(llm.lora_scale)
         if lib.llama_set_adapters_lora(llm.ctx, adapters, 1, scales):
             raise RuntimeError(f"Failed to set LoRA adapter from lora path: {llm.lora_path}")
+
+
+def open_target(
+    llm: Any,
+    options: Mapping[str, Any],
+    draft: DraftConfig,
+    reason: str,
+    progress: Callable[[str], None],
+) -> tuple[OwnTarget, str]:
+    """The target, of a hybrid with the snapshots that pay, and a line about them or an empty one.
+
+    Parameters
+    ----------
+    reason : why it cannot verify draft trees, or an empty text.
+    """
+    auto, n_snapshots = draft.speculative == "auto", fixed_snapshots(draft)
+    may_rewind = reason and reason != NO_REWIND and not keeps_stock_context(options)
+    if not may_rewind or not (auto or n_snapshots):
+        return OwnTarget(llm, reason), ""
+
+    def reopen(n_snapshots: int) -> OwnTarget:
+        replace_context(llm, options, 1, n_snapshots)
+        return OwnTarget(llm, reason)
+
+    if not auto:
+        return reopen(n_snapshots), ""
+    return choose_snapshots(
+        reopen,
+        Path(llm.model_path).stat().st_size,
+        k=draft.k,
+        n_threads=default_threads(),
+        progress=progress,
+    )
 
 
 def matrix_identity(llm: Any) -> str:

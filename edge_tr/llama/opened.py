@@ -134,14 +134,17 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
             context.replace_context(self, options, 1 if plain else n_lanes)
         if options["vocab_only"] or self._ctx.memory is None or self._kind == "unsupported":
             return
-        self._target = target = context.OwnTarget(self, reason)
+        progress = functools.partial(_tell, self.verbose)
+        target, line = context.open_target(self, options, draft, reason, progress)
+        self._target = target
         drafting = Drafting(
             target,
             draft,
             context.matrix_identity(self),
-            plain_reason=reason,
+            plain_reason=target.plain_reason and (line or target.plain_reason),
+            notice="" if target.plain_reason else line,
             drafter=self._users_drafter(target),
-            progress=functools.partial(_tell, self.verbose),
+            progress=progress,
         )
         self._drafting, self._decoder = drafting, drafting.decoder
         self._max_width = drafting.decoder.max_width

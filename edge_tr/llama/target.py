@@ -6,7 +6,7 @@ import ctypes
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,9 @@ GGML_TYPES = {
 
 NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
+_PARTIAL_ONLY = 1
+"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: of a hybrid, its recurrent state."""
+
 _batch_t = lib.llama_batch
 _decode = function("llama_decode", ctypes.c_int32, [ctypes.c_void_p, _batch_t])
 _get_logits = function("llama_get_logits", ctypes.c_void_p, [ctypes.c_void_p])
@@ -69,14 +72,19 @@ class ContextTarget:
     ----------
     pointer : the context; it must outlive the target.
     n_vocab : size of its model's vocabulary.
-    plain_reason : why it cannot verify drafts, or an empty text.
+    plain_reason : why it cannot verify draft trees, or an empty text.
+
+    Attributes
+    ----------
+    plain_reason : why it cannot verify drafts at all, or an empty text.
     """
 
     def __init__(self, pointer: Any, *, n_vocab: int, plain_reason: str) -> None:
         self._abort_flag = np.zeros(1, dtype=np.uint8)
         self.n_vocab = n_vocab
         self.attach(pointer)
-        self.plain_reason = plain_reason
+        self.n_rewind = int(lib.llama_n_rs_seq(pointer))
+        self.plain_reason = "" if self.n_rewind else plain_reason
         self.n_ctx = int(lib.llama_n_ctx(pointer))
         self.n_batch = int(lib.llama_n_batch(pointer))
         self.n_lanes = int(lib.llama_n_seq_max(pointer))
@@ -135,6 +143,16 @@ class ContextTarget:
     def interrupt(self, on: bool) -> None:
         self._abort_flag[0] = on
 
+    def snapshot_bytes(self) -> int:
+        """Bytes of one snapshot of the recurrent state; clears the cache."""
+        batch = Batch(1, self.n_lanes)
+        batch.set_one(0, 0)
+        self.seq_rm(-1, 0, -1)
+        self.decode(batch)
+        size = int(lib.llama_state_seq_get_size_ext(self.pointer, 0, _PARTIAL_ONLY))
+        self.seq_rm(-1, 0, -1)
+        return size
+
     @property
     def n_threads(self) -> int:
         """Threads of a step of one token."""
@@ -168,11 +186,15 @@ class LlamaTarget(ContextTarget, Closing):
             reason = NO_REWIND
         self.model = model
         self.config = config
-        super().__init__(self._make(reason), n_vocab=model.n_vocab, plain_reason=reason)
+        self._n_lanes = 1 if reason else config.n_lanes
+        self._n_snapshots = 0 if reason == NO_REWIND else config.n_snapshots or 0
+        super().__init__(self._make(), n_vocab=model.n_vocab, plain_reason=reason)
+        self.config = replace(config, n_snapshots=self.n_rewind)
 
-    def _make(self, plain_reason: str) -> Any:
+    def _make(self) -> Any:
         params = context_params(self.model, self.config)
-        allow_lanes(params, 1 if plain_reason else self.config.n_lanes)
+        allow_lanes(params, self._n_lanes)
+        allow_snapshots(params, self._n_snapshots)
         forget_errors()
         pointer: Any = lib.llama_init_from_model(self.model.pointer, params)
         if not pointer:
@@ -190,7 +212,7 @@ class LlamaTarget(ContextTarget, Closing):
         ------
         ModelLoadError : see ``LlamaTarget``.
         """
-        self.attach(self._make(self.plain_reason))
+        self.attach(self._make())
 
     def cost_key(self) -> dict[str, Any]:
         """Everything that decides what a decode step costs: machine, build, model, settings."""
@@ -251,6 +273,13 @@ def allow_lanes(params: Any, n_lanes: int) -> None:
     params.n_outputs_max = max(params.n_batch, n_lanes)
     params.n_outputs_max_per_seq = 0  # as many; only samplers on the back end ask
     params.kv_unified = True
+
+
+def allow_snapshots(params: Any, n_snapshots: int) -> None:
+    """Have a context made with snapshots of its recurrent state, where the model has one that
+    llama.cpp can rewind; else it has none. ``params`` is written."""
+    # A step and the state before it must lie in one graph.
+    params.n_rs_seq = max(0, min(n_snapshots, params.n_ubatch - 1))
 
 
 def cost_conditions(path: Path, rpc: Sequence[str] = ()) -> dict[str, Any]:

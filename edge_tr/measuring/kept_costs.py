@@ -13,8 +13,9 @@ from edge_tr.costs.table import CostTable
 from edge_tr.errors import ConfigError
 from edge_tr.files.paths import cache_dir
 from edge_tr.files.whole_file import write_whole
+from edge_tr.measuring.lock import measuring_alone
 from edge_tr.measuring.steps import measure_costs
-from edge_tr.target import TargetModel
+from edge_tr.target import TargetModel, widest_step
 
 _FORMAT = 6
 
@@ -41,7 +42,8 @@ def costs_of(
     """The costs of this target: those kept on disk, else measured now.
 
     Costs that were measured while the machine did something else too are measured once more at
-    the next start, unless someone asked for that measurement.
+    the next start, unless someone asked for that measurement; those that were measured while
+    another program measured, until one is alone.
 
     Parameters
     ----------
@@ -53,16 +55,19 @@ def costs_of(
     known = None if anew else load_costs(key)
     if known is not None and known.steady:
         return known
-    max_width = min(_MAX_WIDTH, target.n_batch, target.n_ctx // 4)
-    table = measure_costs(
-        target,
-        k=k,
-        max_width=max_width,
-        n_threads=n_threads,
-        budget_s=budget_s,
-        progress=progress,
-    )
-    if anew or known is not None:
+    max_width = min(_MAX_WIDTH, widest_step(target), target.n_ctx // 4)
+    with measuring_alone(progress=progress) as is_alone:
+        table = measure_costs(
+            target,
+            k=k,
+            max_width=max_width,
+            n_threads=n_threads,
+            budget_s=budget_s,
+            progress=progress,
+        )
+    if not is_alone:
+        table = replace(table, steady=False)
+    elif anew or known is not None:
         table = replace(table, steady=True)
     if keep:
         save_costs(key, table)

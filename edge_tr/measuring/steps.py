@@ -86,6 +86,23 @@ def measure_costs(
     return median_table(widths, contexts, samples, **more, steady=all_steady)
 
 
+def measure_two(target: TargetModel, topk: TopK, width: int, *, steady: bool = True) -> CostTable:
+    """Time plain steps and chains of ``width`` tokens behind a short text; clears the cache.
+
+    Parameters
+    ----------
+    steady : of the table.
+    """
+    n_past = min(64, target.n_ctx // 4)
+    meter = _Meter(target, topk, width, *random_text(target))
+    meter.read(n_past)
+    meter.step(width)
+    wide = [meter.step(width) for _ in range(3)]
+    samples = {(n_past, 1): meter.plain_steps(), (n_past, width): wide}
+    meter.lanes.recover(0)
+    return median_table([1, width], [n_past], samples, steady=steady)
+
+
 def extend_costs(
     costs: StepCosts,
     target: TargetModel,
@@ -190,30 +207,30 @@ class _Meter(Trial):
     def rows_s(self, n: int, stop: float) -> tuple[float, float]:
         """Seconds that the first rows of logits cost above one, and each further row, from chains
         of ``n`` tokens until about the time ``stop``."""
-        n_past = self.lanes.n_past
         first = min(FIRST_ROWS, n)
         seconds: dict[int, list[float]] = {1: [], first: [], n: []}
         for attempt in range(6):
             if attempt > 1 and perf_counter() > stop:
                 break
             for want_rows, taken in seconds.items():
-                self.batch.set_chain(self.tokens[:n], n_past, want_rows=want_rows)
+                self.make_room(n)
+                self.batch.set_chain(self.tokens[:n], self.lanes.n_past, want_rows=want_rows)
                 started = perf_counter()
                 self.topk(self.target.decode(self.batch))
                 taken.append(perf_counter() - started)
-                self.lanes.rewind(n_past)
+                self.lanes.undo(n)
         one_s, first_s, all_s = (float(np.median(seconds[rows][1:])) for rows in (1, first, n))
         return max(0.0, first_s - one_s), max(0.0, all_s - first_s) / max(1, n - first)
 
     def step(self, width: int) -> float:
-        """Decode one tree of ``width`` tokens and take it back; seconds, without ``change_s``
-        where the step before was not as wide."""
-        n_past = self.lanes.n_past
+        """Decode one tree of ``width`` tokens and take back what can be; seconds, without
+        ``change_s`` where the step before was not as wide."""
+        self.make_room(width)
         self.grow(width)
         started = perf_counter()
         self.plant()
         self.topk(self.target.decode(self.batch))
-        self.lanes.rewind(n_past)
+        self.lanes.undo(width)
         seconds = perf_counter() - started
         if width != self._last_width:
             seconds = max(seconds / 2, seconds - self.change_s)

@@ -8,6 +8,9 @@ from edge_tr.decode.lanes import LaneCache
 from edge_tr.drafts.draft import Draft
 from edge_tr.target import Batch, Int32, TargetModel
 
+_DRIFT = 128
+"""Tokens that may be left behind a short text before it is read anew."""
+
 
 def random_text(target: TargetModel, seed: int = 0) -> tuple[LaneCache, Int32]:
     """The target's cache, emptied, and int32[n_ctx], random tokens to read into it."""
@@ -36,15 +39,25 @@ class Trial:
         self.tokens = tokens
         self.batch = Batch(target.n_batch, target.n_lanes)
         self.draft = Draft(max_width)
+        self.base = lanes.n_past
 
     def read(self, n_past: int) -> None:
         """Extend the past to ``n_past`` tokens."""
+        self.base = n_past
         while self.lanes.n_past < n_past:
             first = self.lanes.n_past
             n = min(self.target.n_batch, n_past - first)
             self.batch.set_chain(self.tokens[first : first + n], first, want_rows=1)
             self.target.decode(self.batch)
             self.lanes.extend(n)
+
+    def make_room(self, n_tokens: int) -> None:
+        """Read the past anew where steps that left tokens behind have drifted far from it, or
+        leave no room for ``n_tokens``."""
+        n_past = self.lanes.n_past
+        if n_past + n_tokens > self.target.n_ctx or n_past > 2 * self.base + _DRIFT:
+            self.lanes.recover(0)
+            self.read(self.base)
 
     def grow(self, width: int) -> None:
         """Make the draft a tree of ``width`` tokens, two children a node where the lanes

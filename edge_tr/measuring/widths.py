@@ -54,7 +54,8 @@ def probe_widths(
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
     prober = _Prober(target, max_width, seed)
-    tried = tuple(sorted({min(n, target.n_ctx - max_width - 1) for n in contexts}))
+    most = target.n_ctx - prober.n_rows - 1
+    tried = tuple(sorted({min(n, most) for n in contexts}))
     chain_width = tree_width = max_width
     for n_past in tried:
         prober.read_past(n_past)
@@ -68,17 +69,20 @@ class _Prober(Trial):
     def __init__(self, target: TargetModel, max_width: int, seed: int) -> None:
         super().__init__(target, max_width, *random_text(target, seed))
         self.reference: list[Float32] = []
+        # Where steps leave a token behind, the next one starts further on.
+        self.n_rows = max_width * (1 if target.can_rewind else 2)
 
     def read_past(self, n_past: int) -> None:
         """Read the past, then the next tokens one at a time for their rows."""
         self.lanes.recover(0)
         self.reference.clear()
         self.read(n_past)
-        for i in range(n_past, n_past + self.max_width):
+        for i in range(n_past, n_past + self.n_rows):
             self.batch.set_one(int(self.tokens[i]), i)
             self.reference.append(self.target.decode(self.batch)[0].copy())
             self.lanes.extend(1)
-        self.lanes.rewind(n_past)
+        if self.lanes.rewind(n_past) == 0:
+            self.read(n_past)
 
     def widest_equal(self, limit: int, *, branches: int) -> int:
         """Widest width up to which every width is bit-equal."""
@@ -110,9 +114,10 @@ class _Prober(Trial):
                     draft.n += 1
         self.plant()
         rows = self.target.decode(self.batch)
+        reference = self.reference[n_past - self.base :]
         node, same = ends[1], True
         while node >= 0:
-            same &= np.array_equal(rows[draft.slot[node]], self.reference[draft.depth[node]])
+            same &= np.array_equal(rows[draft.slot[node]], reference[draft.depth[node]])
             node = int(draft.parent[node])
-        self.lanes.rewind(n_past)
+        self.lanes.undo(width)
         return same

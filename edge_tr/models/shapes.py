@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edge_tr.errors import ConfigError
+from edge_tr.models import hybrids
 from edge_tr.models.disk import require_room
+from edge_tr.models.hybrids import Hybrid
 
 if TYPE_CHECKING:
     import gguf
@@ -22,11 +24,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _CHUNK_BYTES = 16 << 20
+_UNQUANTISED = ("norm", "conv1d", "shortconv.conv", "ssm_a", "ssm_d")
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Hyperparameters of a model whose shape is copied."""
+    """Hyperparameters of a model whose shape is copied; those of a hybrid's layers apart."""
 
     model: str
     architecture: str
@@ -39,6 +42,7 @@ class Shape:
     n_ctx_train: int
     rope_base: float
     tied: bool
+    hybrid: Hybrid | None = None
 
 
 SHAPES = {
@@ -46,6 +50,22 @@ SHAPES = {
     "1b": Shape("Llama-3.2-1B", "llama", 16, 2048, 32, 8, 8192, 128256, 131072, 5e5, tied=True),
     "3b": Shape("Llama-3.2-3B", "llama", 28, 3072, 24, 8, 8192, 128256, 131072, 5e5, tied=True),
     "8b": Shape("Llama-3.1-8B", "llama", 32, 4096, 32, 8, 14336, 128256, 131072, 5e5, tied=False),
+}
+_LFM2 = Hybrid("lfm2", "rrarrararararar" + "r", 2048, 32, 8, 64, 8192)
+_QWEN35 = Hybrid(
+    *("qwen35", "rrra" * 8, 2560, 16, 4, 256, 9216), d_state=128, n_group=16, n_ssm_head=32
+)
+SHAPES |= {
+    name: Shape(
+        *(model, of.architecture, len(of.kinds), of.n_embd, of.n_head, of.n_head_kv, of.n_ff),
+        *(n_vocab, n_ctx_train, rope_base),
+        tied=True,
+        hybrid=of,
+    )
+    for name, model, of, n_vocab, n_ctx_train, rope_base in (
+        ("lfm2_1.2b", "LFM2-1.2B", _LFM2, 65536, 128000, 1e6),
+        ("qwen3.5_4b", "Qwen3.5-4B", _QWEN35, 248320, 262144, 1e7),
+    )
 }
 QUANTISATIONS = {"q4_0": "MOSTLY_Q4_0", "q4_k": "MOSTLY_Q4_K_S", "q8_0": "MOSTLY_Q8_0"}
 QUANTISATIONS["f16"] = "MOSTLY_F16"
@@ -99,7 +119,7 @@ def write_shape(path: Path, size: str, quantisation: str, seed: int = 0) -> Path
     path : Path
         Is overwritten.
     size : str
-        A key of `SHAPES`: 0.5b, 1b, 3b or 8b.
+        A key of `SHAPES`.
     quantisation : str
         q4_0, q4_k, q8_0 or f16; the output matrix of q4_0 and q4_k is Q6_K, as llama-quantize
         makes it.
@@ -176,6 +196,11 @@ def _plan(size: str, quantisation: str) -> list[tuple[str, tuple[int, ...], str]
     add("token_embd.weight", (shape.n_vocab, shape.n_embd), output if shape.tied else bulk)
     if not shape.tied:
         add("output.weight", (shape.n_vocab, shape.n_embd), output)
+    if shape.hybrid is not None:
+        for name, extents in hybrids.tensors(shape.hybrid).items():
+            is_small = len(extents) == 1 or any(part in name for part in _UNQUANTISED)
+            add(name, extents, "F32" if is_small else bulk)
+        return plan
     add("output_norm.weight", (shape.n_embd,), "F32")
     for i in range(shape.n_layers):
         for name, extents in layer.items():
@@ -194,12 +219,15 @@ def _n_bytes(shape: tuple[int, ...], kind: str) -> int:
 
 def _add_hyperparameters(writer: gguf.GGUFWriter, shape: Shape) -> None:
     writer.add_name(f"the shape of {shape.model}, random weights")
-    writer.add_block_count(shape.n_layers)
     writer.add_context_length(shape.n_ctx_train)
     writer.add_embedding_length(shape.n_embd)
-    writer.add_feed_forward_length(shape.n_ff)
-    writer.add_head_count(shape.n_head)
-    writer.add_head_count_kv(shape.n_head_kv)
+    if shape.hybrid is not None:
+        hybrids.add_hyperparameters(writer, shape.hybrid)
+    else:
+        writer.add_block_count(shape.n_layers)
+        writer.add_feed_forward_length(shape.n_ff)
+        writer.add_head_count(shape.n_head)
+        writer.add_head_count_kv(shape.n_head_kv)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(shape.rope_base)
     writer.add_vocab_size(shape.n_vocab)
@@ -216,7 +244,12 @@ def _tensor(
     import numpy as np
 
     if kind == "F32":
-        yield np.full(shape, name.endswith("norm.weight"), np.float32)
+        if name.endswith("ssm_a"):  # a state that fades
+            yield np.full(shape, -0.1, np.float32)
+        elif "conv" in name and len(shape) == 2:
+            yield rng.standard_normal(shape, np.float32) * np.float32(shape[-1] ** -0.5)
+        else:
+            yield np.full(shape, name.endswith(("norm.weight", "ssm_d")), np.float32)
         return
     block, spread = _BLOCKS[kind], shape[-1] ** -0.5
     left = prod(shape) // block.n_weights

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from edge_tr.errors import ConfigError
+from edge_tr.models import hybrids
 from edge_tr.models.tiny_vocab import CHAT_TEMPLATE, SPECIAL_TOKENS, TinyVocab, tiny_vocab
 
 if TYPE_CHECKING:
@@ -16,9 +17,12 @@ if TYPE_CHECKING:
 
 Quantisation = Literal["f32", "f16", "q8_0", "q4_0"]
 
-TINY_ARCHITECTURES = ("llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", "bert", "dream")
+TINY_ARCHITECTURES = (
+    *("llama", "qwen2", "gemma3", "mixtral", "mamba", "jamba", "bert", "dream"),
+    *hybrids.HYBRIDS,
+)
 """Dense, with a sliding window, a mixture of experts (llama with experts), recurrent, hybrid,
-encoder-only, diffusion."""
+encoder-only, diffusion, and the hybrids that can rewind."""
 
 N_EMBD, N_HEAD, N_HEAD_KV, N_FF, N_LAYERS = 128, 2, 1, 256, 2
 """Heads are 64 wide, the narrowest that GPU flash attention knows; rows fill 32-wide blocks."""
@@ -106,11 +110,14 @@ def _add_tensor(
 def _add_hyperparameters(writer: gguf.GGUFWriter, arch: str, sliding_window: int) -> None:
     import gguf
 
-    writer.add_block_count(N_LAYERS)
     writer.add_context_length(_N_CTX_BERT if arch == "bert" else N_CTX_TRAIN)
     writer.add_embedding_length(N_EMBD)
-    writer.add_feed_forward_length(N_FF)
     writer.add_layer_norm_rms_eps(1e-5)
+    if arch in hybrids.HYBRIDS:
+        hybrids.add_hyperparameters(writer, hybrids.tiny(arch))
+        return
+    writer.add_block_count(N_LAYERS)
+    writer.add_feed_forward_length(N_FF)
     if arch == "mamba":
         writer.add_head_count(0)
     else:
@@ -158,6 +165,8 @@ def _add_vocab(writer: gguf.GGUFWriter, vocab: TinyVocab) -> None:
 def _tensors(arch: str, n_vocab: int) -> dict[str, tuple[int, ...]]:
     """Shape of each tensor by name, rows last, as NumPy orders them."""
     tensors: dict[str, tuple[int, ...]] = {"token_embd.weight": (n_vocab, N_EMBD)}
+    if arch in hybrids.HYBRIDS:
+        return tensors | {"output.weight": (n_vocab, N_EMBD)} | hybrids.tensors(hybrids.tiny(arch))
     if arch == "bert":
         tensors["position_embd.weight"] = (_N_CTX_BERT, N_EMBD)
         tensors |= _norm("token_embd_norm", bias=True)
@@ -244,14 +253,14 @@ def _weights(
         gain = _ATTENTION_GAIN
     elif any(part in name for part in ("attn_output", "ffn_down", "post_")):
         gain = _RESIDUAL_GAIN
-    elif "ssm_out" in name:
+    elif "ssm_out" in name or "out_proj" in name:
         gain = _RECURRENT_GAIN
     if name.endswith("norm.weight"):
         return np.full(shape, gain, np.float32)
     if name.endswith(".ssm_d"):
         return np.ones(shape, np.float32)
-    if name.endswith(".ssm_a"):  # as S4D: states from slow to fast
-        return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
+    if name.endswith(".ssm_a"):
+        return _decays(arch, shape)
     weights = rng.standard_normal(shape, np.float32)
     if name == "output.weight":
         return _output_weights(weights, vocab)
@@ -261,6 +270,15 @@ def _weights(
     if len(shape) == 1:
         return weights * np.float32(0.1)
     return weights * np.float32(gain / np.sqrt(shape[-1]))
+
+
+def _decays(arch: str, shape: tuple[int, ...]) -> NDArray[np.float32]:
+    """States from slow to fast, as S4D: one for each head of the hybrids, else those of a row."""
+    import numpy as np
+
+    if arch in hybrids.HYBRIDS:
+        return -np.linspace(0.05, 1.0, shape[0], dtype=np.float32).reshape(shape)
+    return np.tile(-np.arange(1, shape[1] + 1, dtype=np.float32), (shape[0], 1))
 
 
 def _output_weights(weights: NDArray[np.float32], vocab: TinyVocab) -> NDArray[np.float32]:
