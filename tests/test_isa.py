@@ -52,7 +52,9 @@ def test_a_set_of_which_the_system_says_nothing_is_tried(one_set: pytest.MonkeyP
 def test_the_advertised_list_is_believed_where_nothing_can_be_executed(
     one_set: pytest.MonkeyPatch,
 ) -> None:
-    one_set.setattr(sys, "frozen", True, raising=False)
+    one_set.setattr(sys, "executable", "")
+    one_set.setattr("platform.system", lambda: "an unknown system")
+    one_set.setattr(isa, "_x86_advertised", lambda: {"avx"})
     status = isa.probe()["avx"]
     assert (status.usable, status.executes) == (True, None)
     assert status.note

@@ -40,7 +40,8 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(wheel, check=True)
     venv.create(folder / "venv", with_pip=True)
     python = folder / "venv" / "bin" / "python"
-    install = [python, "-m", "pip", "install", "-q", llama, *folder.glob("edge_tr*.whl")]
+    wheels = map(str, [llama, *folder.glob("edge_tr*.whl")])
+    install = [str(python), "-m", "pip", "install", "-q", *wheels]
     subprocess.run(install, check=True, env=os.environ | {"PATH": str(python.parent)})
     return python
 
