@@ -40,12 +40,22 @@ loaded: str | None = None
 
 def load(folder: Path) -> None:
     """Load the CPU back end, and whatever other back ends lie in the folder."""
-    global loaded
     start, end = ("ggml", ".dll") if sys.platform == "win32" else ("libggml", ".so")
     files = {path.stem[len(start) + 1 :]: path for path in folder.glob(f"{start}-*{end}")}
     own = ".dylib" if sys.platform == "darwin" else end  # back ends are bundles, .so there too
     library = ctypes.CDLL(str(folder / (start + own)))
     library.ggml_backend_load.restype = ctypes.c_void_p
+    base = ctypes.CDLL(str(folder / f"{start}-base{own}"))
+    quiet = ctypes.CFUNCTYPE(None, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)(lambda *_: None)
+    base.ggml_log_set(quiet, None)
+    try:
+        _load(library, files, folder)
+    finally:
+        base.ggml_log_set(None, None)
+
+
+def _load(library: ctypes.CDLL, files: dict[str, Path], folder: Path) -> None:
+    global loaded
     present = {name[4:] for name in files if name.startswith("cpu-")}
     for name in (choose(present),) if _isa.is_x86() else ():
         if library.ggml_backend_load(os.fsencode(files[f"cpu-{name}"])):
