@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr.config import DraftConfig
+from edge_tr.costs.crowding import Crowding
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.decoder import Decoder
 from edge_tr.decode.topk import default_threads
@@ -20,6 +21,7 @@ from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.history import History
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, MatrixDamagedError, MatrixFileError
+from edge_tr.machine.idle import IdleCores
 from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget_costs, save_costs
 from edge_tr.measuring.limit import time_limit, within
 from edge_tr.measuring.steps import extend_costs
@@ -187,8 +189,15 @@ class Drafting:
             )
         table = costs_of(target, k=config.k, n_threads=n_threads, progress=self._progress)
         key = cost_key(target, config.k, n_threads)
+        crowding = None
+        if getattr(target, "may_change_threads", False):
+            crowding = Crowding(target.n_threads, target.set_threads, IdleCores())  # type: ignore[attr-defined]
         costs = StepCosts(
-            table, table.widths[-1], lambda: forget_costs(key), partial(save_costs, key)
+            table,
+            table.widths[-1],
+            lambda: forget_costs(key),
+            partial(save_costs, key),
+            crowding,
         )
         recycler = GrownTreeDrafter(
             self.candidates,

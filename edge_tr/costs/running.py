@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from edge_tr.costs.crowding import Crowding
 from edge_tr.costs.table import CostTable, Float64
 from edge_tr.errors import ConfigError
 
@@ -33,7 +34,10 @@ _FAR_TOKENS = 2048
 """Shorter contexts are never far."""
 
 _SURPRISE = 1.5
-"""A step counts for at most this many times its expected seconds, or the part of it."""
+"""A step counts for at most this many times its expected seconds."""
+
+_BELIEVED = 0.5
+"""Share in a correction of a step that was shorter by more than that factor."""
 
 
 class StepCosts:
@@ -52,6 +56,8 @@ class StepCosts:
         come to take a third more or a quarter less than was measured; the table should be
         measured anew when there is time.
     on_extend : called with the table when it has got another context, which should be kept.
+    crowding : hears of each step what it took over what it should take, and changes the number of
+        threads; None leaves it as it is.
 
     Attributes
     ----------
@@ -66,6 +72,7 @@ class StepCosts:
         max_width: int = 1,
         on_drift: Callable[[], None] = lambda: None,
         on_extend: Callable[[CostTable], object] = lambda table: None,
+        crowding: Crowding | None = None,
     ) -> None:
         self.table = self._measured = table
         self.max_width = max_width
@@ -74,6 +81,7 @@ class StepCosts:
         self._factor = np.ones(max_width + 1)
         self._n_seen = np.zeros(max_width + 1, dtype=np.int64)
         width = np.arange(max_width + 1)
+        self._n_plain = np.maximum(1, width)
         self._share = 0.25 ** np.abs(width[:, None] - width[None, :])
         self._share[:, :2] = 0.0
         self._tokens = self._seconds = 0.0
@@ -85,6 +93,7 @@ class StepCosts:
         self._log_drift = 0.0
         self._on_drift: Callable[[], None] | None = on_drift
         self._on_extend = on_extend
+        self.crowding = crowding
         self._n_tried = 0
 
     @property
@@ -98,13 +107,16 @@ class StepCosts:
 
     def steady(self, n_past: int) -> Float64:
         """float64[max_width + 1]; what a step of each width costs behind ``n_past`` tokens when
-        it is as wide as the step before it.
+        it is as wide as the step before it. Never more than as many plain steps: what was measured
+        or seen then was disturbed, or the tokens are better had one by one.
 
         Raises
         ------
         ConfigError : no table was given.
         """
-        return self._table_row(n_past) * self._factor * self._pace
+        row = self._table_row(n_past)
+        seconds: Float64 = np.minimum(row * self._factor, row[1] * self._n_plain) * self._pace
+        return seconds
 
     def next_step(self, n_past: int) -> Float64:
         """float64[max_width + 1]; what the next step costs, by its width, from 1 on.
@@ -161,14 +173,18 @@ class StepCosts:
         self._seen[n_tokens] = known + 0.2 * (seconds - known)
         if self.table is not None and n_tokens <= self.max_width:
             measured = float(self._table_row(n_past)[n_tokens])
-            if n_tokens == 1 == self._last_width:
+            row = self._row
+            usual_s = min(measured * float(self._factor[n_tokens]), n_tokens * float(row[1]))
+            self._factor[n_tokens] = usual_s / measured
+            if self.crowding is not None and self.crowding.observe(seconds / usual_s):
+                self._n_seen[1] = 0  # some plain steps will tell what they cost now
+            is_usual = self.crowding is None or self.crowding.is_usual
+            if n_tokens == 1 == self._last_width and is_usual:
                 self._follow_drift(seconds / measured)
-            expected = measured * self._pace * float(self._factor[n_tokens])
+            expected = usual_s * self._pace
             if n_tokens != self._last_width:
                 expected += self.change_s
-            # One step that took far longer says little: something else ran.
-            surprise = math.log(min(max(seconds / expected, 1 / _SURPRISE), _SURPRISE))
-            surprise *= max(_CORRECTION, 0.4 / (1 + int(self._n_seen[n_tokens])))
+            surprise = self._surprise(seconds / expected, int(self._n_seen[n_tokens]))
             self._n_seen[n_tokens] += 1
             if n_tokens == 1:
                 # Behind a wider step a plain one is slower than in a row.
@@ -176,9 +192,18 @@ class StepCosts:
                     self._pace *= math.exp(surprise)
             else:
                 self._factor *= np.exp(surprise * self._share[n_tokens])
-                if self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS:
+                if self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS and is_usual:
                     self._tell_drift(math.log(self._factor[n_tokens]))
         self._last_width = n_tokens
+
+    @staticmethod
+    def _surprise(ratio: float, n_seen: int) -> float:
+        """Logarithm of the correction that a step asks for which took ``ratio`` times what was
+        expected. One that took far longer says little: something else ran. One that was far
+        shorter says that it can be."""
+        if ratio < 1 / _SURPRISE:
+            return _BELIEVED * math.log(ratio)
+        return max(_CORRECTION, 0.4 / (1 + n_seen)) * math.log(min(ratio, _SURPRISE))
 
     def _follow_drift(self, ratio: float) -> None:
         """Take note of a plain step that took ``ratio`` times as long as was measured."""

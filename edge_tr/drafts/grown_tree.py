@@ -20,6 +20,11 @@ _PROBE_SHARE = 0.003
 
 _PROBE_NODES = 2
 
+_CERTAIN = 0.6
+_CERTAIN_SHARE = 0.013
+"""Probability from which on drafts are nearly certain, and the share of the time that goes into
+all drafts where such ones may be tried."""
+
 _N_RESTS = 3
 """Plain steps at a time without asking, while nothing pays."""
 
@@ -194,11 +199,21 @@ class GrownTreeDrafter:
         self._total_s += step_s[draft.n - 1]
         if draft.n == 1:
             self._n_drafting = 0
-            n = min(_PROBE_NODES, max_nodes)
-            extra_s = step_s[n] - step_s[0]
-            if self._probe_s + extra_s <= _PROBE_SHARE * self._total_s:
-                self._probe_s += extra_s
-                self._grow(draft, n, max_depth, self._free, 0.0)
+            self._probe(draft, min(_PROBE_NODES, max_nodes), max_depth, step_s, price)
+
+    def _probe(self, draft: Draft, n: int, max_depth: int, step_s: Float64, price: float) -> None:
+        """Draft a little where that is thought not to pay, now and then: a width that is thought
+        too dear is never seen to have become cheap. Of drafts that are nearly certain only what
+        they are thought to lose counts, and they may lose more."""
+        self._grow(draft, n, max_depth, self._free, 0.0)
+        loss_s, share = step_s[draft.n - 1] - step_s[0], _PROBE_SHARE
+        if self._chance[: draft.n].min() >= _CERTAIN:
+            loss_s -= float(self._chance[1 : draft.n].sum()) / price
+            share = _CERTAIN_SHARE
+        if draft.n > 1 and self._probe_s + max(0.0, loss_s) > share * self._total_s:
+            draft.n = self._n_proposed = 1
+        else:
+            self._probe_s += max(0.0, loss_s)
 
     def _wants_plain(self, costs: StepCosts) -> bool:
         """Whether to see what a plain step costs: at first, and after many drafted ones."""

@@ -158,6 +158,10 @@ class ContextTarget:
         """Threads of a step of one token."""
         return int(lib.llama_n_threads(self.pointer))
 
+    def set_threads(self, n: int) -> None:
+        """Take this many threads from the next batch on."""
+        lib.llama_set_n_threads(self.pointer, n, n)
+
     def forget(self) -> None:
         """Do not touch the context again; ``decode`` raises from now on."""
         self.pointer = self.memory = None
@@ -174,6 +178,8 @@ class LlamaTarget(ContextTarget, Closing):
     Attributes
     ----------
     plain_reason : why this context cannot verify drafts, or an empty text.
+    may_change_threads : whether the number of threads is ours to choose: nobody named one, and
+        it decides no rounding, as it may with flash attention.
 
     Raises
     ------
@@ -186,6 +192,8 @@ class LlamaTarget(ContextTarget, Closing):
             reason = NO_REWIND
         self.model = model
         self.config = config
+        is_named = config.n_threads or config.n_threads_batch
+        self.may_change_threads = not (is_named or config.flash_attn)
         self._n_lanes = 1 if reason else config.n_lanes
         self._n_snapshots = 0 if reason == NO_REWIND else config.n_snapshots or 0
         super().__init__(self._make(), n_vocab=model.n_vocab, plain_reason=reason)
