@@ -21,7 +21,7 @@ _PROBE_SHARE = 0.003
 _PROBE_NODES = 2
 
 _CERTAIN = 0.6
-_CERTAIN_SHARE = 0.013
+_CERTAIN_SHARE = 0.01
 """Probability from which on drafts are nearly certain, and the share of the time that goes into
 all drafts where such ones may be tried."""
 
@@ -120,7 +120,7 @@ class GrownTreeDrafter:
         self._text = RunningText(n_ctx + 1, use_matches=use_matches)
         self._expected = self._realised = 0.0
         self._forget(1.0)
-        self._total_s = self._probe_s = 0.0
+        self._total_s = self._probe_s = self._probed_token_s = 0.0
         self._n_proposed = 0
         self._n_drafting = 0
         self._reach = 0
@@ -203,17 +203,19 @@ class GrownTreeDrafter:
 
     def _probe(self, draft: Draft, n: int, max_depth: int, step_s: Float64, price: float) -> None:
         """Draft a little where that is thought not to pay, now and then: a width that is thought
-        too dear is never seen to have become cheap. Of drafts that are nearly certain only what
-        they are thought to lose counts, and they may lose more."""
+        too dear is never seen to have become cheap. Drafts that are nearly certain may cost more,
+        and what is accepted of any is counted back."""
         self._grow(draft, n, max_depth, self._free, 0.0)
-        loss_s, share = step_s[draft.n - 1] - step_s[0], _PROBE_SHARE
+        extra_s = loss_s = float(step_s[draft.n - 1] - step_s[0])
+        share = _PROBE_SHARE
         if self._chance[: draft.n].min() >= _CERTAIN:
             loss_s -= float(self._chance[1 : draft.n].sum()) / price
             share = _CERTAIN_SHARE
         if draft.n > 1 and self._probe_s + max(0.0, loss_s) > share * self._total_s:
             draft.n = self._n_proposed = 1
-        else:
-            self._probe_s += max(0.0, loss_s)
+        elif draft.n > 1:
+            self._probe_s += extra_s
+            self._probed_token_s = 1 / price
 
     def _wants_plain(self, costs: StepCosts) -> bool:
         """Whether to see what a plain step costs: at first, and after many drafted ones."""
@@ -255,6 +257,8 @@ class GrownTreeDrafter:
             self._expected += weight * expected - self._expected / _TRUST_STEPS
             self._realised += weight * len(accepted) - self._realised / _TRUST_STEPS
             self._reach = _GROWTH * len(accepted)
+            self._probe_s = max(0.0, self._probe_s - self._probed_token_s * len(accepted))
+            self._probed_token_s = 0.0
         else:
             self._forget(min(1.0, len(emitted) / _FORGET_TOKENS))
         self._n_proposed = 0
