@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -10,9 +11,15 @@ import openai
 import pytest
 from serving import Running, serving
 
+from edge_tr.answer import AnswerConfig
+from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.history import History
 from edge_tr.errors import ConfigError
 from edge_tr.server.config import ServerConfig
 from edge_tr.server.run import listen
+from edge_tr.server.service import Service
+from edge_tr.session import Session
 
 KEY = "a-secret"
 PAGE = "https://chat.example"
@@ -188,3 +195,49 @@ def test_a_port_that_is_taken() -> None:
 def test_a_setting_that_is_not_allowed(name: str, value: object) -> None:
     with pytest.raises(ConfigError):
         ServerConfig(**{name: value})  # type: ignore[arg-type]
+
+
+def test_each_of_several_keys_may_ask(tiny_model: Callable[[str], Path]) -> None:
+    with serving(tiny_model("llama"), api_key=("one", "two")) as server:
+        for key, status in (("one", 200), ("two", 200), ("three", 401), ("one two", 401)):
+            headers = {"Authorization": f"Bearer {key}"}
+            assert server.http.get("/v1/models", headers=headers).status_code == status
+
+
+def test_a_private_history_needs_a_key() -> None:
+    with pytest.raises(ConfigError, match="private_history True is not allowed without an API key"):
+        ServerConfig(private_history=True)
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_texts_of_one_key_draft_for_another_only_where_they_are_shared(
+    tiny_model: Callable[[str], Path], private: bool
+) -> None:
+    context = ContextConfig(n_ctx=512, n_threads=1, n_threads_batch=1)
+    with Session(tiny_model("llama"), context=context, draft=DraftConfig(start="empty")) as session:
+        config = ServerConfig(api_key=("a", "b"), private_history=private)
+        service = Service(session, "tiny", None, config)
+        drafter = session.decoder.drafter
+        assert isinstance(drafter, GrownTreeDrafter)
+
+        async def ask(client: int, seed: int) -> History:
+            prompt = [(7 * i + seed) % session.target.n_vocab for i in range(30)]
+            answer = session.answer(prompt, AnswerConfig(max_tokens=12))
+            async for _ in service.start(answer, client):
+                pass
+            return drafter.history
+
+        async def ask_all() -> list[History]:
+            return [await ask(client, seed) for seed, client in enumerate((0, 1, 0, 1))]
+
+        histories = asyncio.run(ask_all())
+        service.worker.stop()
+        service.close()
+    n_texts = [history.n_texts for history in histories]
+    if private:
+        assert histories[0] is histories[2] is not histories[1] is histories[3]
+        assert n_texts == [2, 1, 2, 1]
+        assert histories[0].capacity == DraftConfig.n_history // 2
+    else:
+        assert len(set(map(id, histories))) == 1
+        assert n_texts == [3, 3, 3, 3]

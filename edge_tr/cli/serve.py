@@ -67,7 +67,18 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--port", type=int, metavar="N", help="port (default 8080; 0: any that is free)"
     )
-    group.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token")
+    group.add_argument(
+        "--api-key",
+        action="append",
+        default=[],
+        metavar="KEY",
+        help="what clients must send as bearer token (repeatable, one for each client)",
+    )
+    group.add_argument(
+        "--private-history",
+        action="store_true",
+        help="never draft for one API key from the texts of another; --n-history is shared out",
+    )
     group.add_argument(
         "--origin",
         action="append",
@@ -130,12 +141,15 @@ def serve(args: argparse.Namespace) -> int:
 def _config(args: argparse.Namespace) -> ServerConfig:
     from edge_tr.server.config import ServerConfig
 
+    if args.private_history and args.history is not None:
+        raise ConfigError("--private-history keeps no file; leave --history out")
     names = ("host", "port", "max_waiting", "max_request_bytes")
     return options.configured(
         ServerConfig,
         args,
         dict(zip(names, names, strict=True)),
-        api_key=args.api_key or os.environ.get(KEY_VARIABLE) or None,
+        api_key=tuple(args.api_key) or os.environ.get(KEY_VARIABLE) or None,
+        private_history=args.private_history,
         origins=tuple(args.origin),
         hosts=tuple(name.lower() for name in args.allow_host),
     )

@@ -167,7 +167,7 @@ class Routes:
     async def _answer(
         self, request: Request, body: ChatRequest | CompletionRequest, reply: Reply
     ) -> Response:
-        job = self._service.start(reply.answer)
+        job = self._service.start(reply.answer, request.scope["state"]["client"])
 
         async def events() -> AsyncIterator[dict[str, Any]]:
             for chunk in reply.begin():

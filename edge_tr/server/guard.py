@@ -25,21 +25,23 @@ class Guard:
 
     def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
         self._app, self._config = app, config
-        self._key = None if config.api_key is None else config.api_key.encode()
+        self._keys = [key.encode() for key in config.api_keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
             try:
                 is_old = scope.get("http_version") == "1.0"
-                self._check(
+                client = self._check(
                     scope["path"], scope["method"], scope["scheme"], Headers(scope=scope), is_old
                 )
+                scope.setdefault("state", {})["client"] = client
             except RequestError as error:
                 await respond(Request(scope), error)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
 
-    def _check(self, path: str, method: str, scheme: str, headers: Headers, is_old: bool) -> None:
+    def _check(self, path: str, method: str, scheme: str, headers: Headers, is_old: bool) -> int:
+        """Place of the API key that was sent; 0 where none is asked for."""
         host = headers.get("host", "")
         has_no_host = is_old and "host" not in headers  # health checks; no browser asks so
         if not has_no_host and not self._config.allows_host(_name(host)):
@@ -53,17 +55,19 @@ class Guard:
             raise RequestError(
                 403, f"pages of the origin {origin!r} may not ask", code="wrong_origin"
             )
-        if self._key is None or path in _OPEN_PATHS or method == "OPTIONS":
-            return
+        if not self._keys or path in _OPEN_PATHS or method == "OPTIONS":
+            return 0
         kind, _, given = headers.get("authorization", "").partition(" ")
         given_key = given.strip().encode("utf-8", "replace")
-        if kind.lower() != "bearer" or not hmac.compare_digest(given_key, self._key):
+        same = [hmac.compare_digest(given_key, key) for key in self._keys]
+        if kind.lower() != "bearer" or not any(same):
             raise RequestError(
                 401,
                 "the API key is missing or wrong; send it as Authorization: Bearer KEY",
                 code="invalid_api_key",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        return same.index(True)
 
 
 def _name(host: str) -> str | None:

@@ -12,6 +12,8 @@ from edge_tr.chat.calls import call_schema, check_tools, chosen_tools
 from edge_tr.chat.text import Piece
 from edge_tr.constrain.constraint import Rules
 from edge_tr.constrain.schema import schema_rules
+from edge_tr.drafts.grown_tree import GrownTreeDrafter
+from edge_tr.drafts.history import History
 from edge_tr.errors import ConfigError
 from edge_tr.llama.embedder import Embedder
 from edge_tr.server.config import ServerConfig
@@ -44,6 +46,7 @@ class Service:
         self.worker = Worker(config.max_waiting)
         self.metrics = Metrics(lambda: self.worker.n_jobs, lambda: not session.idle.is_asleep)
         self.started_s = int(time.time())
+        self._histories: dict[int, History] = {}
 
     def chat(self, request: ChatRequest) -> Reply:
         """The reply to a conversation, not generated yet."""
@@ -101,8 +104,12 @@ class Service:
                 raise ConfigError(f"token {token} is not in the vocabulary")
         return model.detokenize(tokens).decode("utf-8", "replace"), tokens
 
-    def start(self, answer: Answer) -> Job[Piece]:
+    def start(self, answer: Answer, client: int = 0) -> Job[Piece]:
         """Queue an answer.
+
+        Parameters
+        ----------
+        client : place of the API key of who asks.
 
         Raises
         ------
@@ -110,12 +117,23 @@ class Service:
         """
 
         def work() -> Generator[Piece, None, None]:
+            self._draft_from_texts_of(client)
             try:
                 yield from answer
             finally:
                 self.metrics.count(answer)
 
         return self._submit(work, answer.cancel)
+
+    def _draft_from_texts_of(self, client: int) -> None:
+        """Have the next text look for matches in the texts of one client only, where they are
+        private; in the worker's thread."""
+        drafter = self.session.decoder.drafter
+        if self.config.private_history and isinstance(drafter, GrownTreeDrafter):
+            if client not in self._histories:
+                n_clients = len(self.config.api_keys)
+                self._histories[client] = History(self.session.draft.n_history // n_clients)
+            drafter.history = self._histories[client]
 
     def embed(self, texts: list[str] | list[list[int]]) -> Job[tuple[list[list[float]], int]]:
         """Queue texts to embed.
