@@ -199,3 +199,11 @@ def test_help_needs_no_extra() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
     assert done.stdout.split() == [b"[]"]
+
+
+def test_private_histories_are_kept_in_no_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    line = ["serve", "--private-history", "--api-key", "a", "--history", str(tmp_path / "h.npz")]
+    assert main(line) == 2
+    assert "--private-history keeps no file" in capsys.readouterr().err

@@ -67,6 +67,18 @@ def test_the_answer_to_the_same_prompt_is_kept_with_what_leads_to_it() -> None:
     assert found(running) == [(32, 32)]
 
 
+def test_a_text_is_kept_whole_where_the_next_one_has_another_history() -> None:
+    own, other = History(1000), History(1000)
+    running = begun(own, text(1))
+    running.extend(text(2))
+    running.begin(text(1), other)
+    assert found(running) == []
+    assert texts_of(own) == [[*text(1).tolist(), *text(2).tolist()]]
+    running.begin(text(1), own)
+    assert found(running) == [(20, 20)]
+    assert texts_of(other) == [text(1).tolist()]
+
+
 def test_a_text_that_is_there_is_not_kept_again() -> None:
     history = History(1000)
     begun(history, text(1), text(2), text(1), text(2), text(1), text(3))

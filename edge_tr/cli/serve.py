@@ -148,7 +148,7 @@ def _config(args: argparse.Namespace) -> ServerConfig:
         ServerConfig,
         args,
         dict(zip(names, names, strict=True)),
-        api_key=tuple(args.api_key) or os.environ.get(KEY_VARIABLE) or None,
+        api_key=tuple(dict.fromkeys(args.api_key)) or os.environ.get(KEY_VARIABLE) or None,
         private_history=args.private_history,
         origins=tuple(args.origin),
         hosts=tuple(name.lower() for name in args.allow_host),

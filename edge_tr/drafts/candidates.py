@@ -82,8 +82,9 @@ class RunningText:
         return self._n_matches
 
     def begin(self, tokens: Int32, history: History) -> None:
-        """Start from a prompt; the text before goes into its history."""
-        self.end(tokens)
+        """Start from a prompt; the text before goes into its own history, whole where that is
+        another one."""
+        self.end(tokens if history is self.history else _NO_TOKENS)
         self.history = history
         self.n = 0
         self.heads.fill(-1)
