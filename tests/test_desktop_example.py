@@ -32,7 +32,7 @@ def test_a_conversation_streams_stops_and_frees_its_model(
     assert spec.loader is not None
     app = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(app)
-    app.MAX_TOKENS = 3000
+    vars(app)["MAX_TOKENS"] = 3000
     application = app.QApplication.instance() or app.QApplication([])
     settings = app.QSettings(str(tmp_path / "kept.ini"), app.QSettings.Format.IniFormat)
     model = str(tiny_model("llama"))

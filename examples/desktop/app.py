@@ -228,7 +228,7 @@ def main() -> int:
     application = QApplication(sys.argv)
     window = Window(QSettings("edge_tr", "desktop"), sys.argv[1] if sys.argv[1:] else None)
     window.show()
-    return application.exec()
+    return int(application.exec())
 
 
 if __name__ == "__main__":
