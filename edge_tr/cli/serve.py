@@ -62,6 +62,14 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="a GGUF file for /v1/embeddings (default: the model itself)",
     )
+    _add_server(parser)
+    options.add_drafting(parser)
+    options.add_rpc(options.add_context(parser))
+    parser.set_defaults(command=serve)
+
+
+def _add_server(parser: argparse.ArgumentParser) -> None:
+    """Where it listens, who may ask, and how much it takes."""
     group = parser.add_argument_group("server")
     group.add_argument("--host", metavar="NAME", help="address to listen on (default 127.0.0.1)")
     group.add_argument(
@@ -113,9 +121,6 @@ def add_command(commands: Any, common: argparse.ArgumentParser) -> None:
         help="give the memory of the model back after this time without a request; the next one "
         "opens it again, with what was learned and the conversation in the cache (default: never)",
     )
-    options.add_drafting(parser)
-    options.add_rpc(options.add_context(parser))
-    parser.set_defaults(command=serve)
 
 
 def serve(args: argparse.Namespace) -> int:
