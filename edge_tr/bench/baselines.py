@@ -13,10 +13,10 @@ import numpy as np
 from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.errors import DecodeError, ModelLoadError
+from edge_tr.llama.context_params import context_params
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.stock import open_stock
-from edge_tr.llama.target import context_params
 from edge_tr.target import Float32, Int32
 
 

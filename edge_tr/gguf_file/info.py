@@ -81,6 +81,8 @@ class GGUFInfo:
         Width, width inside a layer, attention heads; 0 where the metadata does not say.
     n_cache_values : int
         Numbers that the KV cache holds for one token, at most; 0 where that is not known.
+    key_size, value_size : int
+        Dimensions of a key and of a value of one head; 0 where heads share compressed ones.
     """
 
     path: Path
@@ -98,6 +100,8 @@ class GGUFInfo:
     n_ff: int = 0
     n_heads: int = 0
     n_cache_values: int = 0
+    key_size: int = 0
+    value_size: int = 0
 
     def require_text(self) -> GGUFInfo:
         """Return itself.
@@ -149,6 +153,7 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
         n_ff=_integer(header, f"{architecture}.feed_forward_length"),
         n_heads=_integer(header, f"{architecture}.attention.head_count"),
         n_cache_values=_cache_values(header, architecture) if kind == "draftable" else 0,
+        **dict(zip(("key_size", "value_size"), _head_sizes(header, architecture), strict=True)),
     )
 
 
@@ -161,10 +166,19 @@ def _cache_values(header: Header, architecture: str) -> int:
     n_layers, n_heads = number("block_count"), number("attention.head_count")
     if number("attention.kv_lora_rank"):
         return n_layers * (number("attention.kv_lora_rank") + number("rope.dimension_count"))
-    head = number("embedding_length") // n_heads if n_heads else 0
-    key = number("attention.key_length") or head
-    value = number("attention.value_length") or head
+    key, value = _head_sizes(header, architecture)
     return n_layers * (number("attention.head_count_kv") or n_heads) * (key + value)
+
+
+def _head_sizes(header: Header, architecture: str) -> tuple[int, int]:
+    """Dimensions of a key and of a value of one head; 0 where heads compress them."""
+    names = ("attention.kv_lora_rank", "attention.head_count", "embedding_length")
+    compressed, n_heads, n_embd = (_integer(header, f"{architecture}.{name}") for name in names)
+    if compressed or not n_heads:
+        return 0, 0
+    lengths = ("attention.key_length", "attention.value_length")
+    key, value = (_integer(header, f"{architecture}.{name}") for name in lengths)
+    return key or n_embd // n_heads, value or n_embd // n_heads
 
 
 def _integer(header: Header, key: str) -> int:
