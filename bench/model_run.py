@@ -34,7 +34,7 @@ from .oracle import (
     rank_rates,
     save_candidates,
 )
-from .stock_plain import PLAIN_ARMS, RemoteArm, StockBuild
+from .stock_plain import RemoteArm, StockBuild, own_arm, plain_ways
 
 _PLAIN_QUESTIONS = 6
 _PLAIN_TOKENS = 64
@@ -139,27 +139,28 @@ class ModelRun:
         return found["result"]
 
     def choose_plain(self, prompts: Sequence[Prompt]) -> str:
-        """The faster way of plain decoding of the stock build, "bare" or "stock"."""
+        """The fastest way of plain decoding of the stock build, one of ``plain_ways``."""
         return str(self._once("plain", lambda: self._measure_plain(prompts))["fastest"])
 
     def _measure_plain(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        ratios = []
+        first, *others = plain_ways(self.context)
+        ratios: dict[str, list[float]] = {name: [] for name in others}
         with ExitStack() as stack:
             arms = {}
-            for name in PLAIN_ARMS:
+            for name in (first, *others):
                 arms[name] = self.stock.arm(name, name)
                 stack.callback(arms[name].close)
             for i, prompt in enumerate([prompts[0], *prompts[:_PLAIN_QUESTIONS]]):
                 names = list(arms) if i % 2 else list(arms)[::-1]
                 n_tokens = min(_PLAIN_TOKENS, self.plan.n_tokens)
                 tps = {n: self.timed(arms[n], prompt.tokens, n_tokens).tps for n in names}
-                if i > 0:  # the first answer warms up
-                    ratios.append(tps["stock"] / tps["bare"])
-        stock_over_bare = median(ratios)
-        self.say(f"the stock Llama runs at {stock_over_bare:.3f} times the bare loop")
+                for name in others if i > 0 else ():  # the first answer warms up
+                    ratios[name].append(tps[name] / tps[first])
+        speeds = {first: 1.0} | {name: round(median(found), 4) for name, found in ratios.items()}
+        self.say("speeds of the stock build's plain decoding: " + str(speeds))
         return {
-            "fastest": "stock" if stock_over_bare > 1 else "bare",
-            "stock_over_bare": round(stock_over_bare, 4),
+            "fastest": max(speeds, key=speeds.__getitem__),
+            "speeds": speeds,
         }
 
     def choose_fixed(self, prompts: Sequence[Prompt], *, grown: bool) -> dict[str, Setting]:
@@ -218,7 +219,7 @@ class ModelRun:
 
     def _own_plain(self, plain: str, stack: ExitStack) -> Arm:
         """The same way of plain decoding in this build."""
-        arm = PLAIN_ARMS[plain](self.session.model, self.context)
+        arm = own_arm(plain, self.session.model, self.context)
         stack.callback(arm.close)
         return arm
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,26 @@ from edge_tr.target import Int32
 
 from . import builds
 
-PLAIN_ARMS: dict[str, Callable[..., Arm]] = {"bare": BareArm, "stock": StockArm}
+_ARMS: dict[str, Callable[..., Arm]] = {"bare": BareArm, "stock": StockArm}
+_FLASH = " with flash attention"
+
+
+def plain_ways(context: ContextConfig) -> list[str]:
+    """Ways of plain decoding, the first to compare with; flash attention is tried where the
+    context does not say."""
+    return [*_ARMS, *(name + _FLASH for name in _ARMS if context.flash_attn is None)]
+
+
+def stock_arm(way: str, model: Model, context: ContextConfig) -> Arm:
+    """A way of plain decoding in llama.cpp as it is published."""
+    if way.endswith(_FLASH):
+        context = replace(context, flash_attn=True)
+    return own_arm(way, model, context)
+
+
+def own_arm(way: str, model: Model, context: ContextConfig) -> Arm:
+    """The same loop in this build, in the context that drafts."""
+    return _ARMS[way.removesuffix(_FLASH)](model, context)
 
 
 class PlainArms:
@@ -32,7 +51,7 @@ class PlainArms:
     ) -> dict[str, Any]:
         """See ``timed``."""
         if name not in self._arms:
-            self._arms[name] = PLAIN_ARMS[kind](self._model, self._context)
+            self._arms[name] = stock_arm(kind, self._model, self._context)
         tokens = np.array(prompt, dtype=np.int32)
         return asdict(timed(self._arms[name], tokens, n_tokens, frozenset(stop_tokens)))
 
@@ -52,7 +71,7 @@ class StockBuild:
         )
 
     def arm(self, name: str, kind: str) -> RemoteArm:
-        """One way of plain decoding, "bare" or "stock", with a context of its own."""
+        """One of ``plain_ways``, with a context of its own."""
         return RemoteArm(self._remote, name, kind)
 
     @property
