@@ -314,8 +314,10 @@ void pack(const Format * f, int64_t rows, int64_t columns, const void * from, ui
     }
 }
 
-int     group_count(const Format * f, int64_t n) { return (int) ((n + f->max_group - 1) / f->max_group); }
-int64_t group_start(const Format * f, int64_t n, int group) { return group * n / group_count(f, n); }
+int     group_count(const Format * f, int64_t n) { return n <= f->max_group ? 1 : (int) ((n + f->max_group - 1) / f->max_group); }
+int64_t group_start(const Format * f, int64_t n, int group) {
+    return n <= f->max_group ? group * n : group * n / group_count(f, n);  // mostly no division
+}
 int     group_size(const Format * f, int64_t n, int group) {
     return (int) (group_start(f, n, group + 1) - group_start(f, n, group));
 }
