@@ -314,7 +314,7 @@ void pack(const Format * f, int64_t rows, int64_t columns, const void * from, ui
     }
 }
 
-int     group_count(const Format * f, int64_t n) { return n <= f->max_group ? 1 : (int) ((n + f->max_group - 1) / f->max_group); }
+int     group_count(const Format * f, int64_t n) { return n <= f->max_group ? n > 0 : (int) ((n + f->max_group - 1) / f->max_group); }
 int64_t group_start(const Format * f, int64_t n, int group) {
     return n <= f->max_group ? group * n : group * n / group_count(f, n);  // mostly no division
 }
