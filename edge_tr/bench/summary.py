@@ -196,10 +196,10 @@ def equal_shares(
             if key not in outcomes or PLAIN not in outcomes or outcomes[key].get("error"):
                 continue
             plain, other = Outcome(**outcomes[PLAIN]), Outcome(**outcomes[key])
-            if other.tokens is not None:
-                equal.append(_same_start(plain.tokens or [], other.tokens))
+            if other.tokens:
+                equal.append(_same_start(plain.tokens, other.tokens))
             elif other.text is not None:
-                equal.append(_same_text(text_of(plain.tokens or []), other.text))
+                equal.append(_same_text(text_of(plain.tokens), other.text))
         if equal:
             shares[key] = f"{sum(equal)}/{len(equal)}"
     return shares
