@@ -57,8 +57,8 @@ class StepCosts:
     Each width has a factor on the table. A plain step corrects all of them, since it shows what
     the machine does now; a wider step corrects its own and a little its neighbours', where the
     table was wrong. What plain steps behind a wider one take more than others is charged to the
-    first wide step behind plain ones. A width that is thought too dear is not tried, so that a drafter should take
-    a plain step and a short draft now and then.
+    first wide step behind plain ones. A width that is thought too dear is not tried, so that a
+    drafter should take a plain step and a short draft now and then.
 
     Parameters
     ----------
