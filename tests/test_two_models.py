@@ -1,4 +1,4 @@
-"""Two models open in one process: each drafts from what it learned alone, and writes its own text."""
+"""Two models open in one process: each drafts and writes its own text."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def open_session(tiny_model: TinyModel) -> Iterator[Open]:
     """``open_session(arch)``: drafts with a forced tree, closed when the test ends."""
     with ExitStack() as stack:
 
-        def make(arch: str, tree: TreeTemplate | str = TREE) -> Session:
+        def make(arch: str, tree: TreeTemplate | Literal["off"] = TREE) -> Session:
             draft = DraftConfig(speculative=tree, start="empty")
             return stack.enter_context(Session(tiny_model(arch), context=CONTEXT, draft=draft))
 

@@ -14,10 +14,9 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _internals
 
-from edge_tr.config import DraftConfig
+from edge_tr.config import DraftConfig, fixed_snapshots
 from edge_tr.decode.topk import default_threads
 from edge_tr.gguf_file.info import classify
-from edge_tr.llama.hybrids import fixed_snapshots
 from edge_tr.llama.library import leave_log, lib
 from edge_tr.llama.model import fingerprint, plain_reason
 from edge_tr.llama.target import (
