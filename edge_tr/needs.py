@@ -23,7 +23,8 @@ class MemoryNeeds:
     ----------
     weights_bytes : of the file; the system may read them anew instead of keeping them.
     cache_bytes : KV cache of the context; 0 where there is none, or its size is not known.
-    state_bytes : recurrent state and its snapshots, as many as may be made; 0 as above.
+    state_bytes : recurrent state, a copy of it, and its snapshots, as many as may be made; 0 as
+        above.
     compute_bytes : llama.cpp's buffer for a batch.
     rows_bytes : a row of logits for each lane.
     matrix_bytes, pairs_bytes, history_bytes : what is learned: the adjacency matrix with its
@@ -65,7 +66,7 @@ def memory_needs(info: GGUFInfo, context: ContextConfig, draft: DraftConfig) -> 
     return MemoryNeeds(
         weights_bytes=info.size_bytes,
         cache_bytes=int(n_cells * info.n_cache_values * value_bytes),
-        state_bytes=4 * info.n_state_values * (1 + _n_snapshots(info, context, draft)),
+        state_bytes=4 * info.n_state_values * (2 + _n_snapshots(info, context, draft)),
         compute_bytes=4 * n_ubatch * wide,
         rows_bytes=4 * info.n_vocab * (context.n_lanes if info.kind == "draftable" else 1),
         matrix_bytes=5 * draft.k * info.n_vocab if drafts else 0,
