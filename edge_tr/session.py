@@ -13,7 +13,7 @@ from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import inspect
 from edge_tr.idle import Idle
-from edge_tr.llama.devices import has_gpu
+from edge_tr.llama.devices import has_gpu, unused_backends
 from edge_tr.llama.hybrids import open_target
 from edge_tr.llama.kept_cells import KeptCells
 from edge_tr.llama.kept_state import RecurrentState, has_state
@@ -92,6 +92,8 @@ class Session(Drafting, Closing):
             )
             self.stop_tokens = self.model.stop_tokens()
             self._mark_prompts()
+            if n_gpu_layers and not rpc and (blind := unused_backends()):
+                self.notices.insert(0, blind)
         except BaseException:
             self.close()
             raise
