@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from edge_tr.bench.baselines import TimedText
+from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.statistics import median_bounds
 
@@ -33,16 +33,18 @@ _VERDICT = (
     "passed",
 )
 
-_SPEEDS = ("tps", "decode_tps", "to_end_tps")
+_SPEEDS = ("whole_tps", "tps", "to_end_tps")
 
 
-def ratios(records: Sequence[Record], arm: str, other: str, speed: str = "tps") -> list[float]:
+def ratios(
+    records: Sequence[Record], arm: str, other: str, speed: str = "whole_tps"
+) -> list[float]:
     """Speed of one arm over that of another, one ratio for each record that has both."""
     found = []
     for record in records:
         answers = record["answers"]
         if arm in answers and other in answers:
-            fast, slow = (TimedText(**answers[name]) for name in (arm, other))
+            fast, slow = (Outcome(**answers[name]) for name in (arm, other))
             found.append(getattr(fast, speed) / getattr(slow, speed))
     return found
 
@@ -111,7 +113,7 @@ def _bounds(values: Sequence[float]) -> dict[str, Any] | None:
 
 def _drafting(members: Sequence[Record]) -> dict[str, Any]:
     """What the automatic arm did in a cell, all answers together."""
-    answers = [TimedText(**r["answers"]["auto"]) for r in members]
+    answers = [Outcome(**r["answers"]["auto"]) for r in members]
     n_steps = sum(a.stats["n_steps"] for a in answers)
     n_tokens = sum(len(a.tokens) for a in answers)
     n_after_prefill = n_tokens - len(answers)

@@ -29,8 +29,8 @@ from edge_tr.bench.prompts import Prompt, question_prompts
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.config import CACHE_TYPES
 from edge_tr.drafts.tree_text import read_tree
+from edge_tr.llama.context_params import GGML_TYPES
 from edge_tr.llama.model import chat_template
-from edge_tr.llama.target import GGML_TYPES
 from edge_tr.machine import facts
 from edge_tr.measuring.equality import Known, TextPair, compare_texts
 from edge_tr.target import Float32, Int32

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, timed
+from edge_tr.bench.loops import BareLoop, DecoderLoop, Loop, timed
 from edge_tr.bench.peers import SERVER_OPTIONS, SERVER_TYPES, PeerError, PeerServer, find_peers
 from edge_tr.bench.prompt_lookup import PromptLookup
 from edge_tr.config import ContextConfig, DraftConfig
@@ -48,7 +48,7 @@ class ForcedCosts(StepCosts):
         return self._forced_s
 
 
-class StoppingArm(DraftedArm):
+class StoppingLoop(DecoderLoop):
     """A decoder of the product that ends where the text ends."""
 
     def __init__(self, decoder: Decoder, stop_tokens: Collection[int]) -> None:
@@ -97,7 +97,7 @@ class Arms:
         self._context = context
         self.failed: dict[str, str] = {}
         self._open: list[Callable[[], None]] = [self.model.close]
-        self.arms: dict[str, Arm | PeerServer] = {
+        self.arms: dict[str, Loop | PeerServer] = {
             name: self._server(name, peers) if name in SERVER_OPTIONS else self._arm(name)
             for name in names
         }
@@ -109,9 +109,9 @@ class Arms:
         self._open.append(server.close)
         return server
 
-    def _arm(self, name: str) -> Arm:
+    def _arm(self, name: str) -> Loop:
         if name == "bare":
-            bare = BareArm(self.model, self._context)
+            bare = BareLoop(self.model, self._context)
             self._open.append(bare.close)
             return bare
         if name == "auto":
@@ -122,7 +122,7 @@ class Arms:
                 n_gpu_layers=self.model.n_gpu_layers,
             )
             self._open.append(session.close)
-            return StoppingArm(session.decoder, self.stop_tokens)
+            return StoppingLoop(session.decoder, self.stop_tokens)
         target = LlamaTarget(self.model, self._context)
         self._open.append(target.close)
         costs = None
@@ -130,7 +130,7 @@ class Arms:
             name, how = name.split("-")
             costs = ForcedCosts(float("inf") if how == "keep" else 0.0)
         decoder = Decoder(target, self._drafter(name, target), costs=costs, n_threads=4)
-        return StoppingArm(decoder, self.stop_tokens)
+        return StoppingLoop(decoder, self.stop_tokens)
 
     def _drafter(self, name: str, target: LlamaTarget) -> Drafter | None:
         if name == "plain":
@@ -181,16 +181,16 @@ class Arms:
         return [rows[name] for name in names if name in rows]
 
     def _answer(
-        self, arm: Arm | PeerServer, prompt: Int32, n_tokens: int
+        self, arm: Loop | PeerServer, prompt: Int32, n_tokens: int
     ) -> tuple[list[int], dict[str, Any]]:
         """The text up to its end, and what it took after the first token."""
         if isinstance(arm, PeerServer):
             found = arm.answer(prompt, n_tokens)
             counts = {"n_tokens": found.n_tokens - 1, "seconds": found.decode_s}
-            return found.tokens or [], counts | {"first_s": found.prefill_s}
+            return found.tokens, counts | {"first_s": found.prefill_s}
         answer = timed(arm, prompt, n_tokens, self.stop_tokens)
-        counts = {"n_tokens": answer.n_to_end - 1, "seconds": answer.to_end_s - answer.first_s}
-        counts |= {"first_s": answer.first_s, **_counts(answer.stats)}
+        counts = {"n_tokens": answer.n_to_end - 1, "seconds": answer.to_end_s - answer.prefill_s}
+        counts |= {"first_s": answer.prefill_s, **_counts(answer.stats)}
         return answer.tokens[: answer.n_to_end], counts
 
 

@@ -43,7 +43,7 @@ Make = Callable[[], Drafter]
 
 
 @dataclass(frozen=True)
-class Method:
+class BudgetedDrafter:
     """A drafter with a budget; ``warm`` runs the questions of calibration first."""
 
     name: str
@@ -89,12 +89,12 @@ class Bench:
             row = self._keep({"key": "plain", "texts": {}}, None, "plain decoding")
         return dict(row["texts"])
 
-    def run(self, method: Method) -> dict[str, Any]:
+    def run(self, entry: BudgetedDrafter) -> dict[str, Any]:
         """Counts per category of one method, and how many texts equal plain decoding's."""
-        key = f"{method.name}@{method.budget}"
+        key = f"{entry.name}@{entry.budget}"
         if key not in self.rows:
-            drafter = method.make()
-            if method.warm:
+            drafter = entry.make()
+            if entry.warm:
                 for question in self.other:
                     self.answer(drafter, question)
             self._keep({"key": key, "texts": {}}, drafter, key)
@@ -136,7 +136,9 @@ class Bench:
         return list(row["rates"])
 
 
-def methods(session: Session, rates: Sequence[float], options: argparse.Namespace) -> list[Method]:
+def entries(
+    session: Session, rates: Sequence[float], options: argparse.Namespace
+) -> list[BudgetedDrafter]:
     """Everything that is measured, the main comparison first."""
     n_vocab = session.model.n_vocab
 
@@ -158,26 +160,28 @@ def methods(session: Session, rates: Sequence[float], options: argparse.Namespac
     found = []
     for n in options.budgets:
         found += [
-            Method("ours", n, ours(n)),
-            Method("baseline", n, baseline(n)),
-            Method("pld", n, lambda n=n: PromptLookup(n_vocab, max_nodes=n)),  # type: ignore[misc]
+            BudgetedDrafter("ours", n, ours(n)),
+            BudgetedDrafter("baseline", n, baseline(n)),
+            BudgetedDrafter("pld", n, lambda n=n: PromptLookup(n_vocab, max_nodes=n)),  # type: ignore[misc]
         ]
         if n <= 15:
-            found.append(Method("ours warm", n, ours(n), warm=True))
-            found.append(Method("baseline warm", n, baseline(n), warm=True))
-    found.append(Method("paper", 80, lambda: FixedTreeDrafter(matrix(), TreeTemplate.paper())))
+            found.append(BudgetedDrafter("ours warm", n, ours(n), warm=True))
+            found.append(BudgetedDrafter("baseline warm", n, baseline(n), warm=True))
+    found.append(
+        BudgetedDrafter("paper", 80, lambda: FixedTreeDrafter(matrix(), TreeTemplate.paper()))
+    )
     for n in options.source_budgets:
         found += [
-            Method("static, rebuilt", n, lambda n=n: RebuiltTree(matrix(), n)),  # type: ignore[misc]
-            Method("one-token rows only", n, ours(n, **bare)),
-            Method("only + two-token rows", n, ours(n, **bare | {"n_pairs": 1 << 17})),
-            Method("only + probabilities", n, ours(n, **bare | {"by_rank": False})),
-            Method("only + matches", n, ours(n, **bare | {"use_matches": True})),
-            Method("only + prompt rows", n, ours(n, **bare | {"harvest": True})),
-            Method("all - two-token rows", n, ours(n, n_pairs=0)),
-            Method("all - probabilities", n, ours(n, by_rank=True)),
-            Method("all - matches", n, ours(n, use_matches=False)),
-            Method("all - prompt rows", n, ours(n, harvest=False)),
+            BudgetedDrafter("static, rebuilt", n, lambda n=n: RebuiltTree(matrix(), n)),  # type: ignore[misc]
+            BudgetedDrafter("one-token rows only", n, ours(n, **bare)),
+            BudgetedDrafter("only + two-token rows", n, ours(n, **bare | {"n_pairs": 1 << 17})),
+            BudgetedDrafter("only + probabilities", n, ours(n, **bare | {"by_rank": False})),
+            BudgetedDrafter("only + matches", n, ours(n, **bare | {"use_matches": True})),
+            BudgetedDrafter("only + prompt rows", n, ours(n, **bare | {"harvest": True})),
+            BudgetedDrafter("all - two-token rows", n, ours(n, n_pairs=0)),
+            BudgetedDrafter("all - probabilities", n, ours(n, by_rank=True)),
+            BudgetedDrafter("all - matches", n, ours(n, use_matches=False)),
+            BudgetedDrafter("all - prompt rows", n, ours(n, harvest=False)),
         ]
     return found
 
@@ -187,18 +191,18 @@ def _mat(counts: dict[str, list[int]]) -> float:
     return tokens / steps if steps else 0.0
 
 
-def summary(bench: Bench, names: Sequence[Method]) -> dict[str, Any]:
+def summary(bench: Bench, compared: Sequence[BudgetedDrafter]) -> dict[str, Any]:
     """The result: totals, categories, gains, and what the targets ask."""
     plain = bench.plain()
     result: dict[str, Any] = {"mat": {}, "by_category": {}, "equal_texts": {}}
-    for method in names:
-        row = bench.run(method)
-        budget = str(method.budget)
-        result["mat"].setdefault(method.name, {})[budget] = round(row["mat"], 3)
+    for entry in compared:
+        row = bench.run(entry)
+        budget = str(entry.budget)
+        result["mat"].setdefault(entry.name, {})[budget] = round(row["mat"], 3)
         categories = {c: round(t / max(1, s), 3) for c, (t, s) in row["counts"].items()}
-        result["by_category"].setdefault(method.name, {})[budget] = categories
+        result["by_category"].setdefault(entry.name, {})[budget] = categories
         n_equal = sum(row["texts"][i] == text for i, text in plain.items())
-        result["equal_texts"].setdefault(method.name, {})[budget] = f"{n_equal}/{len(plain)}"
+        result["equal_texts"].setdefault(entry.name, {})[budget] = f"{n_equal}/{len(plain)}"
     mat, by_category = result["mat"], result["by_category"]
     budgets = [b for b in mat["ours"] if b in mat["baseline"]]
     result["gain_by_budget"] = {
@@ -273,7 +277,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             options.record.write_text(json.dumps(found.to_dict(), separators=(",", ":")) + "\n")
             return 0
-        result = summary(bench, methods(session, bench.rates(), options))
+        result = summary(bench, entries(session, bench.rates(), options))
     result["settings"] = {
         "model": options.model,
         "per_category": options.per_category,

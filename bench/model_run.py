@@ -5,14 +5,15 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import Any
 
-from edge_tr.bench.baselines import Arm, DraftedArm, TimedText, timed
+from edge_tr.bench.loops import DecoderLoop, Loop, timed
+from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.prompts import Prompt, copied_share, interleave
 from edge_tr.config import ContextConfig, DraftConfig
@@ -34,7 +35,7 @@ from .oracle import (
     rank_rates,
     save_candidates,
 )
-from .stock_plain import PLAIN_ARMS, RemoteArm, StockBuild
+from .stock_plain import RemoteArm, StockBuild, own_arm, plain_ways
 
 _PLAIN_QUESTIONS = 6
 _PLAIN_TOKENS = 64
@@ -95,7 +96,7 @@ class ModelRun:
         self.session = self._exit.enter_context(Session(path, context=context, draft=draft))
         self.fingerprint = self.session.model.fingerprint()
         self.stock = self._exit.enter_context(closing(StockBuild(path, context)))
-        self.auto = DraftedArm(self.session.decoder)
+        self.auto = DecoderLoop(self.session.decoder)
 
     def _measure_costs(self, path: Path) -> None:
         with Session(path, context=self.context, draft=DraftConfig(speculative="off")) as session:
@@ -123,7 +124,7 @@ class ModelRun:
         """A user's message in the model's chat template, as tokens."""
         return self.session.prompt_tokens(text)
 
-    def timed(self, arm: Arm | RemoteArm, prompt: Int32, n_tokens: int | None = None) -> TimedText:
+    def timed(self, arm: Loop | RemoteArm, prompt: Int32, n_tokens: int | None = None) -> Outcome:
         """One answer of this process or of the stock build's, once the other one rests."""
         builds.settle()
         n_tokens = n_tokens or self.plan.n_tokens
@@ -139,27 +140,28 @@ class ModelRun:
         return found["result"]
 
     def choose_plain(self, prompts: Sequence[Prompt]) -> str:
-        """The faster way of plain decoding of the stock build, "bare" or "stock"."""
+        """The fastest way of plain decoding of the stock build, one of ``plain_ways``."""
         return str(self._once("plain", lambda: self._measure_plain(prompts))["fastest"])
 
     def _measure_plain(self, prompts: Sequence[Prompt]) -> dict[str, Any]:
-        ratios = []
+        first, *others = plain_ways(self.context)
+        ratios: dict[str, list[float]] = {name: [] for name in others}
         with ExitStack() as stack:
             arms = {}
-            for name in PLAIN_ARMS:
+            for name in (first, *others):
                 arms[name] = self.stock.arm(name, name)
                 stack.callback(arms[name].close)
             for i, prompt in enumerate([prompts[0], *prompts[:_PLAIN_QUESTIONS]]):
                 names = list(arms) if i % 2 else list(arms)[::-1]
                 n_tokens = min(_PLAIN_TOKENS, self.plan.n_tokens)
-                tps = {n: self.timed(arms[n], prompt.tokens, n_tokens).tps for n in names}
-                if i > 0:  # the first answer warms up
-                    ratios.append(tps["stock"] / tps["bare"])
-        stock_over_bare = median(ratios)
-        self.say(f"the stock Llama runs at {stock_over_bare:.3f} times the bare loop")
+                tps = {n: self.timed(arms[n], prompt.tokens, n_tokens).whole_tps for n in names}
+                for name in others if i > 0 else ():  # the first answer warms up
+                    ratios[name].append(tps[name] / tps[first])
+        speeds = {first: 1.0} | {name: round(median(found), 4) for name, found in ratios.items()}
+        self.say("speeds of the stock build's plain decoding: " + str(speeds))
         return {
-            "fastest": "stock" if stock_over_bare > 1 else "bare",
-            "stock_over_bare": round(stock_over_bare, 4),
+            "fastest": max(speeds, key=speeds.__getitem__),
+            "speeds": speeds,
         }
 
     def choose_fixed(self, prompts: Sequence[Prompt], *, grown: bool) -> dict[str, Setting]:
@@ -190,7 +192,7 @@ class ModelRun:
     def measure(self, prompts: Sequence[Prompt], plain: str, fixed: dict[str, Setting]) -> None:
         """Every arm on every prompt, interleaved; the order turns round from one to the next."""
         with ExitStack() as stack:
-            arms: dict[str, Arm | RemoteArm] = {}
+            arms: dict[str, Loop | RemoteArm] = {}
             for name in ("plain2", "plain"):
                 arms[name] = self.stock.arm(name, plain)
                 stack.callback(arms[name].close)
@@ -202,7 +204,7 @@ class ModelRun:
                 file = self._state / f"{self.name}-{kind}.npz"
                 learned[file] = load_candidates(file, self.fingerprint, target.n_vocab)
                 decoder = setting.decoder(target, learned[file], n_threads=default_threads())
-                arms[kind] = DraftedArm(decoder)
+                arms[kind] = DecoderLoop(decoder)
             self._warm_up(arms, prompts[0].tokens)
             turns = interleave(prompts)
             for i, (turn, place, prompt) in enumerate(turns):
@@ -216,16 +218,16 @@ class ModelRun:
                     for file, candidates in learned.items():
                         save_candidates(file, candidates, self.fingerprint)
 
-    def _own_plain(self, plain: str, stack: ExitStack) -> Arm:
+    def _own_plain(self, plain: str, stack: ExitStack) -> Loop:
         """The same way of plain decoding in this build."""
-        arm = PLAIN_ARMS[plain](self.session.model, self.context)
+        arm = own_arm(plain, self.session.model, self.context)
         stack.callback(arm.close)
         return arm
 
-    def _warm_up(self, arms: dict[str, Arm | RemoteArm], prompt: Int32) -> None:
+    def _warm_up(self, arms: dict[str, Loop | RemoteArm], prompt: Int32) -> None:
         """Let every plain arm touch its memory once; the drafters stay as they are."""
         for arm in arms.values():
-            if not isinstance(arm, DraftedArm):
+            if not isinstance(arm, DecoderLoop):
                 self.timed(arm, prompt[-8:], 4)
 
     def _arms_of(self, names: list[str], turn: int, category: str) -> list[str]:
@@ -236,11 +238,11 @@ class ModelRun:
         return names[:4] if turn % 2 == 0 else names[1:]
 
     def _measure_once(
-        self, phase: str, prompt: Prompt, arms: dict[str, Arm | RemoteArm], **more: Any
+        self, phase: str, prompt: Prompt, arms: dict[str, Loop | RemoteArm], **more: Any
     ) -> bool:
         if self.records.find(self.name, phase, prompt.id):
             return False
-        answers = {name: asdict(self.timed(arm, prompt.tokens)) for name, arm in arms.items()}
+        answers = {name: self.timed(arm, prompt.tokens).to_dict() for name, arm in arms.items()}
         self.records.append(
             self.name, phase, prompt.id, category=prompt.category, answers=answers, **more
         )
@@ -248,7 +250,7 @@ class ModelRun:
 
     def _last(self) -> str:
         record = self.records.all[-1]
-        tps = {name: TimedText(**answer).tps for name, answer in record["answers"].items()}
+        tps = {name: Outcome(**answer).whole_tps for name, answer in record["answers"].items()}
         speeds = ", ".join(f"{name} {value / tps['plain']:.3f}" for name, value in tps.items())
         return f"{record['category']} ({tps['plain']:.1f} tokens/s plain): {speeds}"
 
@@ -273,7 +275,7 @@ class ModelRun:
                     break
             chosen = [p for p in prompts if shares.get(p.id, -1) >= self.plan.least_copied]
             for i, prompt in enumerate(chosen):
-                arms: dict[str, Arm | RemoteArm]
+                arms: dict[str, Loop | RemoteArm]
                 arms = {"plain": reference, "own": own, "auto": self.auto}
                 if i % 2:
                     arms = dict(reversed(arms.items()))
@@ -289,7 +291,7 @@ class ModelRun:
         tokens = {prompt.id: prompt.tokens for prompt in prompts}
         pairs, widths, same = [], [2], []
         for record in self._answered():
-            answers = {name: TimedText(**a) for name, a in record["answers"].items()}
+            answers = {name: Outcome(**a) for name, a in record["answers"].items()}
             own, auto = answers["own"], answers["auto"]
             pairs.append(TextPair(record["id"], tokens[record["id"]], own.tokens, auto.tokens))
             widths.append(_mean_width(auto.stats))

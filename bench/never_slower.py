@@ -83,7 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--per-category", type=int, help="questions of each category")
     parser.add_argument("--tokens", type=int, help="generated tokens of each answer")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--flash-attn", action="store_true", help="in every arm")
+    parser.add_argument(
+        "--flash-attn",
+        action=argparse.BooleanOptionalAction,
+        help="in every arm (default: as edge_tr decides, and in the stock build as is faster)",
+    )
     parser.add_argument("--cache-type", default="f16", help="of the KV cache, in every arm")
     parser.add_argument("--questions", type=Path, help="directory of Spec-Bench and MBPP")
     parser.add_argument(

@@ -9,7 +9,7 @@ from math import exp, fsum, log
 from pathlib import Path
 from typing import Any
 
-from edge_tr.bench.baselines import DraftedArm, timed
+from edge_tr.bench.loops import DecoderLoop, timed
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafts import matrix_file
@@ -137,7 +137,7 @@ def best_settings(
             decoder = trial.setting.decoder(
                 target, trial.candidates, costs=trial.costs, n_threads=n_threads
             )
-            trial.tps.append(timed(DraftedArm(decoder), prompt, n_tokens).tps)
+            trial.tps.append(timed(DecoderLoop(decoder), prompt, n_tokens).whole_tps)
         best_tps = _best_of_kinds(left)
         share = _KEPT[min(i, len(_KEPT) - 1)]
         left = [t for t in left if _mean(t.tps) >= share * _mean(best_tps[t.setting.kind].tps)]

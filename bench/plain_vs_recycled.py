@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from edge_tr import models
-from edge_tr.bench.baselines import DraftedArm, TimedText, timed
+from edge_tr.bench.loops import DecoderLoop, timed
+from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.statistics import median_bounds
 from edge_tr.config import ContextConfig, DraftConfig
@@ -91,7 +92,7 @@ class Pairs:
 
     id: str
     category: str
-    answers: tuple[TimedText, TimedText, TimedText, TimedText]
+    answers: tuple[Outcome, Outcome, Outcome, Outcome]
 
     @property
     def speedup(self) -> float:
@@ -100,12 +101,12 @@ class Pairs:
         return plain / recycled
 
     def _seconds(self, first: int) -> float:
-        return sum(a.total_s - a.first_s for a in self.answers[first::2])
+        return sum(a.decode_s for a in self.answers[first::2])
 
     @property
     def noise(self) -> float:
         """Speed of the second plain answer over that of the first."""
-        return self.answers[2].decode_tps / self.answers[0].decode_tps
+        return self.answers[2].tps / self.answers[0].tps
 
     @property
     def mat(self) -> float:
@@ -119,9 +120,7 @@ class Pairs:
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON."""
-        plain, recycled = (
-            sum(a.decode_tps for a in self.answers[first::2]) / 2 for first in (0, 1)
-        )
+        plain, recycled = (sum(a.tps for a in self.answers[first::2]) / 2 for first in (0, 1))
         return {
             "id": self.id,
             "category": self.category,
@@ -150,14 +149,14 @@ def measure(
     empty = Candidates(AdjacencyMatrix(session.model.n_vocab, K))
     learned = deepcopy(empty)
     found = []
-    timed(DraftedArm(plain), prompts[0][2][:8], 4)  # touches the memory of the model once
+    timed(DecoderLoop(plain), prompts[0][2][:8], 4)  # touches the memory of the model once
     for number, (id, category, tokens) in enumerate(prompts):
         start = learned if inherited else empty
         answers = []
         for _ in range(2):
             learned = deepcopy(start)
             for decoder in (plain, recycled.decoder(learned)):
-                answers.append(timed(DraftedArm(decoder), tokens, n_tokens))
+                answers.append(timed(DecoderLoop(decoder), tokens, n_tokens))
         first, second, third, fourth = answers
         found.append(Pairs(id, category, (first, second, third, fourth)))
         progress(f"{number + 1} of {len(prompts)}, {category}: {found[-1].speedup:.3f}")

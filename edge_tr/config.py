@@ -30,7 +30,8 @@ MAX_HISTORY = 1 << 28
 
 @dataclass(frozen=True)
 class ContextConfig:
-    """How a context is made; the defaults are those of ``llama_cpp.Llama``, but for n_ctx.
+    """How a context is made; the defaults are those of ``llama_cpp.Llama``, but for n_ctx,
+    swa_full and flash_attn.
 
     Attributes
     ----------
@@ -38,7 +39,8 @@ class ContextConfig:
         was trained with.
     n_batch, n_ubatch : most tokens of one call, and of one graph.
     n_threads, n_threads_batch : CPU threads for one token and for more. 0 = all cores.
-    flash_attn : flash attention; a quantised V cache needs it.
+    flash_attn : flash attention; a quantised V cache needs it. None = where it is known to be
+        faster and equal at every width: all of it in edge_tr's own kernels, on the CPU.
     type_k, type_v : type of the KV cache, one of ``CACHE_TYPES``.
     offload_kqv : keep the KV cache on the GPU.
     swa_full : full-size cache for sliding-window layers; drafting needs it.
@@ -57,7 +59,7 @@ class ContextConfig:
     n_ubatch: int = 512
     n_threads: int = 0
     n_threads_batch: int = 0
-    flash_attn: bool = False
+    flash_attn: bool | None = None
     type_k: str = "f16"
     type_v: str = "f16"
     offload_kqv: bool = True
@@ -86,7 +88,7 @@ class ContextConfig:
                 raise ConfigError(
                     f"{name} {getattr(self, name)!r} is not one of {allowed}", field=name
                 )
-        if not self.flash_attn and self.type_v not in ("f32", "f16", "bf16"):
+        if self.flash_attn is False and self.type_v not in ("f32", "f16", "bf16"):
             raise ConfigError(
                 f"type_v {self.type_v!r} needs flash attention; without it the V cache must be "
                 "f16, bf16 or f32",

@@ -135,6 +135,7 @@ def measure(
             progress=lambda line: progress(f"{name}: {line}"),
         )
         probe = probe_widths(target, max_width=min(16, target.n_batch, target.n_ctx // 4))
+        config = replace(config, flash_attn=target.config.flash_attn)
     return Setting(name, config, table, probe)
 
 

@@ -114,6 +114,14 @@ def test_records_go_on_after_a_line_that_was_cut(tmp_path: Path) -> None:
     assert third.find("m", "measured", "q3") is None
 
 
+@pytest.mark.parametrize("first", ['{"settings": {}}', '{"format": 99, "settings": {}}'])
+def test_records_of_another_format_are_refused(tmp_path: Path, first: str) -> None:
+    file = tmp_path / "pairs.jsonl"
+    file.write_text(first + "\n")
+    with pytest.raises(ConfigError, match=r"is of format \d+, .* use another directory"):
+        Records(file, {})
+
+
 def test_records_of_other_settings_are_refused(tmp_path: Path) -> None:
     Records(tmp_path / "pairs.jsonl", {"n": 1, "m": (2,)})
     with pytest.raises(ConfigError, match=r"other settings \(n\)"):

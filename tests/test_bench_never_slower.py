@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ import pytest
 
 from bench import never_slower
 from bench.cells import ratios, summary, table
-from edge_tr.bench.baselines import Arm, BareArm, DraftedArm, StockArm, TimedText, timed
+from edge_tr.bench.loops import BareLoop, DecoderLoop, Loop, StockLoop, timed
+from edge_tr.bench.outcome import Outcome
 from edge_tr.bench.pairs import Records
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.session import Session
@@ -24,7 +24,10 @@ FIXED = {"best": {"static": {"name": "off"}}}
 
 
 def answer(tps: float) -> dict[str, Any]:
-    return asdict(TimedText([1] * 101, 101 / tps, 1 / tps, 101, 101 / tps, STATS))
+    """An answer of 101 tokens, each as long as the others."""
+    outcome = Outcome(101, 100, 1 / tps, 100 / tps, tokens=[1] * 101, stats=STATS)
+    outcome.n_to_end, outcome.to_end_s = 101, 101 / tps
+    return outcome.to_dict()
 
 
 def record(
@@ -137,17 +140,17 @@ class Script:
 def test_the_clock_notes_when_the_text_ended() -> None:
     found = timed(Script([5], [6, 0, 7], [8]), np.zeros(1, dtype=np.int32), 5, {0})
     assert (found.tokens, found.n_to_end) == ([5, 6, 0, 7, 8], 3)
-    assert found.first_s <= found.to_end_s <= found.total_s
+    assert found.prefill_s <= found.to_end_s <= found.total_s
 
 
 def test_every_arm_gives_the_same_text(tiny_model: Callable[[str], Path]) -> None:
     context = ContextConfig(n_ctx=512, n_batch=16, n_threads=1, n_threads_batch=1)
     draft = DraftConfig(speculative="off")
     with Session(tiny_model("llama"), context=context, draft=draft) as session:
-        arms: list[Arm] = [
-            BareArm(session.model, context),
-            StockArm(session.model, context),
-            DraftedArm(session.decoder),
+        arms: list[Loop] = [
+            BareLoop(session.model, context),
+            StockLoop(session.model, context),
+            DecoderLoop(session.decoder),
         ]
         for text in ("one two three four five six seven", "one two three again"):
             prompt = session.prompt_tokens(text)

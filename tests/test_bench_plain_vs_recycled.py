@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bench.plain_vs_recycled import Pairs, main, summary, table
-from edge_tr.bench.baselines import TimedText
+from edge_tr.bench.outcome import Outcome
 
 
 @pytest.fixture
@@ -37,9 +37,10 @@ def bench(
     return call
 
 
-def answer(seconds: float, tokens: list[int], mat: float = 1.0) -> TimedText:
+def answer(seconds: float, tokens: list[int], mat: float = 1.0) -> Outcome:
     """An answer whose tokens after the first took so long."""
-    return TimedText(tokens, 1 + seconds, 1.0, len(tokens), 1 + seconds, {"mat": mat})
+    n_steps = len(tokens) - 1
+    return Outcome(len(tokens), n_steps, 1.0, seconds, tokens=tokens, stats={"mat": mat})
 
 
 def pairs(plain: float, recycled: float, *, mat: float = 2.0, last: int = 9) -> Pairs:

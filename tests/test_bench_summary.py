@@ -118,6 +118,20 @@ def test_methods_hold_speed_mat_and_ratio_by_category() -> None:
     assert set(methods["auto"]["ratio"]) == {"a", "b"}
 
 
+def test_automatic_mode_is_compared_with_the_best_peer_in_each_category() -> None:
+    records = [
+        record("a", "a", auto=outcome(11, 5, 0.5), x=outcome(11, 5, 0.4), y=outcome(11, 5, 1.0)),
+        record("b", "b", auto=outcome(11, 5, 0.5), x=outcome(11, 5, 2.0), y=outcome(11, 5, 1.0)),
+    ]
+    methods = summary.by_method(summary.rows(records))
+    assert summary.over_best(methods, "auto", ["x", "y", "absent"]) == {
+        "all": 2.0,  # y is the best over all
+        "lowest": 0.8,
+        "by_category": {"a": 0.8, "b": 2.0},
+    }
+    assert summary.over_best(methods, "auto", ["absent"]) is None
+
+
 def test_a_text_of_a_program_may_stop_some_tokens_later() -> None:
     records = [
         record(

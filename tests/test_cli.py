@@ -193,7 +193,11 @@ def test_the_context_that_llama_cpp_made_is_told(run: Callable[..., Result]) -> 
         (["Hello", "--ctx", "many"], b"", "--ctx: invalid int value: 'many'"),
         (["Hello", "--threads", "-2"], b"", "--threads -2"),
         (["Hello", "--cache-type-k", "q9"], b"", "--cache-type-k 'q9'"),
-        (["Hello", "--cache-type-v", "q8_0"], b"", "--cache-type-v 'q8_0' needs flash attention"),
+        (
+            ["Hello", "--no-flash-attn", "--cache-type-v", "q8_0"],
+            b"",
+            "--cache-type-v 'q8_0' needs flash attention",
+        ),
         (["Hello", "--matrix-start", "warm"], b"", "'warm'"),
         (["Hello", "--tree", "0"], b"", "--tree 0"),
         (["Hello", "--tree", "81"], b"", "--tree 81"),

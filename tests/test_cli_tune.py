@@ -149,7 +149,7 @@ def test_acceptance_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[st
         (["--cost", "public", "--flash-attn"], "--flash-attn does nothing with --cost"),
         (["--cost", "public", "--acceptance", "nowhere.json"], "nowhere.json cannot be read"),
         (["--seconds", "0"], "--seconds 0.0 is not allowed"),
-        (["--cache-type-v", "q8_0"], "needs flash attention"),
+        (["--no-flash-attn", "--cache-type-v", "q8_0"], "needs flash attention"),
         (["--batch", "0"], "--batch 0 is not allowed"),
     ],
 )

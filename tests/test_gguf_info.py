@@ -78,6 +78,8 @@ def test_info_agrees_with_the_gguf_package(tiny_model: TinyModel) -> None:
         n_ff=fields["gemma3.feed_forward_length"].contents(),
         n_heads=fields["gemma3.attention.head_count"].contents(),
         n_cache_values=inspect(path).n_cache_values,  # see test_needs
+        key_size=fields["gemma3.attention.key_length"].contents(),
+        value_size=fields["gemma3.attention.value_length"].contents(),
     )
 
 

@@ -34,7 +34,7 @@ QUANTISED = [
 K_FORMATS = {Kind.Q4_K, Kind.Q5_K, Kind.Q6_K}
 FLOATS = [Kind.F16, Kind.BF16, Kind.F32]
 CACHES: dict[str, dict[str, Any]] = {
-    "default": {},
+    "no flash attention": {"flash_attn": False},
     "flash attention": {"flash_attn": True},
     "q8_0": {"flash_attn": True, "type_k": "q8_0", "type_v": "q8_0"},
 }

@@ -396,7 +396,7 @@ def test_a_closed_context_is_an_error_and_no_crash(open_target: Open) -> None:
         ({"n_batch": 0}, "n_batch 0"),
         ({"n_lanes": 257}, "must be 1 to 256"),
         ({"type_k": "q3"}, "type_k 'q3' is not one of f32"),
-        ({"type_v": "q8_0"}, "needs flash attention"),
+        ({"flash_attn": False, "type_v": "q8_0"}, "needs flash attention"),
     ],
 )
 def test_a_context_that_llama_cpp_would_refuse(config: dict[str, Any], message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from edge_tr.bench.baselines import BareArm
+from edge_tr.bench.loops import BareLoop, note_stats
 from edge_tr.bench.outcome import Outcome, collect, until_end
 from edge_tr.config import ContextConfig, DraftConfig, SamplingConfig
 from edge_tr.decode.decoder import Decoder
@@ -28,8 +28,6 @@ from edge_tr.target import Int32
 
 _WARM_UP = "Hello, hello, hello"
 """What is answered first and not counted."""
-
-_PARTS = ("decode_s", "topk_s", "draft_s", "recycle_s", "lanes_s", "sample_s")
 
 
 class EngineMethod:
@@ -61,18 +59,13 @@ class EngineMethod:
         decoder = self._decoder()
         LaneCache(target).recover(0)
         sampler = None if self._sampling.greedy else LlamaSampler(target, self._sampling)
-        outcome = collect(
-            decoder.generate(
-                prompt,
-                max_tokens=n_tokens,
-                sampler=sampler,
-                stop_tokens=self._session.stop_tokens,
-            )
+        steps = decoder.generate(
+            prompt,
+            max_tokens=n_tokens,
+            sampler=sampler,
+            stop_tokens=self._session.stop_tokens,
         )
-        stats = decoder.stats
-        outcome.n_drafted, outcome.n_accepted = stats.n_drafted, stats.n_accepted
-        outcome.parts = {name: round(getattr(stats, name), 6) for name in _PARTS}
-        return outcome
+        return note_stats(collect(steps), decoder)
 
     def save(self) -> None:
         self._save()
@@ -85,19 +78,19 @@ class PlainMethod:
     """The shortest loop over ``llama_decode``, in a context without lanes."""
 
     def __init__(self, session: Session) -> None:
-        self._arm = BareArm(session.model, session.target.config)
+        self._loop = BareLoop(session.model, session.target.config)
         self._stop_tokens = session.stop_tokens
         self.answer(session.prompt_tokens(_WARM_UP), 4)
 
     def answer(self, prompt: Int32, n_tokens: int) -> Outcome:
-        self._arm.forget()
-        return collect(until_end(self._arm.stream(prompt, n_tokens), self._stop_tokens))
+        self._loop.forget()
+        return collect(until_end(self._loop.stream(prompt, n_tokens), self._stop_tokens))
 
     def save(self) -> None:
         """Nothing: it learns nothing."""
 
     def close(self) -> None:
-        self._arm.close()
+        self._loop.close()
 
 
 class StockLookup:

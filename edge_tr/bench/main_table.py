@@ -9,7 +9,7 @@ from typing import Any
 
 from edge_tr.bench import summary
 from edge_tr.bench.engine import detokenized, measure_costs_anew, warm_up
-from edge_tr.bench.methods import ABOUT, OURS, Sources, check_methods, main_cases
+from edge_tr.bench.methods import ABOUT, OURS, PEERS, Sources, check_methods, main_cases
 from edge_tr.bench.pairs import Record, Records
 from edge_tr.bench.peers import about_peers, find_peers
 from edge_tr.bench.questions import Question
@@ -77,8 +77,10 @@ def run_main(
             [c.method for c in cases if c.method not in (PLAIN, *OURS)],
             lambda tokens: detokenized(session, tokens),
         )
+    methods = summary.by_method(table)
     return {
-        "methods": summary.by_method(table),
+        "methods": methods,
+        "auto_over_best": summary.over_best(methods, "auto", PEERS),
         "violations": sum(r["violations"] for r in report.values()),
         "noise": summary.noise(found, AGAIN),
         "equality": report,

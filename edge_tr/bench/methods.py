@@ -43,6 +43,9 @@ ABOUT = {
 }
 """What each method is, in the order of the table."""
 
+PEERS = ("lookahead", "lookup", *SERVER_TYPES)
+"""llama.cpp's own methods of drafting without a second model, with its own kernels."""
+
 
 @dataclass(frozen=True)
 class Sources:

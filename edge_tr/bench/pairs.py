@@ -10,6 +10,9 @@ from edge_tr.errors import ConfigError
 
 Record = dict[str, Any]
 
+FORMAT = 2
+"""Of the file; its first line says so."""
+
 
 class Records:
     """Measurements of one run, a JSON object a line, appended as they are finished.
@@ -25,7 +28,8 @@ class Records:
 
     Raises
     ------
-    ConfigError : the file holds the measurements of other settings, or cannot be read.
+    ConfigError : the file holds the measurements of other settings, is of another format, or
+        cannot be read.
     """
 
     def __init__(self, path: Path | None, settings: Record) -> None:
@@ -38,7 +42,9 @@ class Records:
             self._load(path, settings)
         else:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps({"settings": settings}) + "\n", encoding="utf-8")
+            path.write_text(
+                json.dumps({"format": FORMAT, "settings": settings}) + "\n", encoding="utf-8"
+            )
 
     def _load(self, path: Path, settings: Record) -> None:
         text = path.read_text(encoding="utf-8")
@@ -47,9 +53,14 @@ class Records:
             path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
         try:
             found, *records = (json.loads(line) for line in lines)
-            found = found["settings"]
-        except (ValueError, KeyError, TypeError) as error:
+            form, found = found.get("format", 1), found["settings"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path} is not a record of measurements: {error!r}") from error
+        if form != FORMAT:
+            raise ConfigError(
+                f"{path} is of format {form}, this edge_tr goes on from format {FORMAT}; use "
+                "another directory"
+            )
         # Through JSON, where a tuple is a list.
         wanted = json.loads(json.dumps(settings))
         if found != wanted:

@@ -80,7 +80,7 @@ def common_options(model: Path, config: ContextConfig, n_gpu_layers: int) -> lis
         "-ub": config.n_ubatch,
         "-t": config.n_threads,
         "-tb": config.n_threads_batch,
-        "-fa": "on" if config.flash_attn else "off",
+        "-fa": {None: "auto", False: "off", True: "on"}[config.flash_attn],
         "-ctk": config.type_k,
         "-ctv": config.type_v,
         "-ngl": 999 if n_gpu_layers < 0 else n_gpu_layers,

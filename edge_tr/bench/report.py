@@ -108,6 +108,11 @@ def text_table(result: dict[str, Any]) -> list[str]:
         ]
     lines += missing(result)
     lines += verdict(result)
+    if best := result.get("auto_over_best"):
+        lines.append(
+            f"automatic mode over the best of llama.cpp's own methods: {best['all']} over all, "
+            f"{best['lowest']} in the category where it is lowest"
+        )
     if "violations" in result:
         lines.append(f"violations of our own methods: {result['violations']}")
     return lines

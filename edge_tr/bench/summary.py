@@ -145,6 +145,26 @@ def by_method(table: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return methods
 
 
+def over_best(methods: dict[str, Any], name: str, others: Sequence[str]) -> dict[str, Any] | None:
+    """Tokens per second of a method over those of the best of others, in each category and over
+    all, and the lowest category; None where none of them has a speed."""
+    there = [other for other in others if other in methods]
+    if name not in methods or not there:
+        return None
+    own = methods[name]["tps"]
+    ratios = {}
+    for category in own:
+        tps = [v for other in there if (v := methods[other]["tps"].get(category)) is not None]
+        if tps and own[category] is not None:
+            ratios[category] = round(own[category] / max(tps), 3)
+    best = max(methods[other]["all"]["tps"] for other in there)
+    return {
+        "all": round(methods[name]["all"]["tps"] / best, 3),
+        "lowest": min(ratios.values(), default=None),
+        "by_category": ratios,
+    }
+
+
 def noise(records: Sequence[Record], again: str) -> dict[str, float] | None:
     """Ratios of two plain answers to one prompt: their median, by how much they typically leave
     1, and their range."""
@@ -176,10 +196,10 @@ def equal_shares(
             if key not in outcomes or PLAIN not in outcomes or outcomes[key].get("error"):
                 continue
             plain, other = Outcome(**outcomes[PLAIN]), Outcome(**outcomes[key])
-            if other.tokens is not None:
-                equal.append(_same_start(plain.tokens or [], other.tokens))
+            if other.tokens:
+                equal.append(_same_start(plain.tokens, other.tokens))
             elif other.text is not None:
-                equal.append(_same_text(text_of(plain.tokens or []), other.text))
+                equal.append(_same_text(text_of(plain.tokens), other.text))
         if equal:
             shares[key] = f"{sum(equal)}/{len(equal)}"
     return shares

@@ -95,7 +95,10 @@ def add_context(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         "--batch", type=int, metavar="N", help="most tokens of one call of the model (default 512)"
     )
     group.add_argument(
-        "--flash-attn", action="store_true", default=None, help="use flash attention"
+        "--flash-attn",
+        action=argparse.BooleanOptionalAction,
+        default=None,
+        help="flash attention (default: where edge_tr's own kernels do all of it)",
     )
     for letter, what in (("k", "keys"), ("v", "values")):
         group.add_argument(

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     recording = read_recording(args.acceptance or DEFAULT_RECORDING)
     if args.cost is not None:
         for option in ("model", "ctx", "threads", "batch", "flash_attn", "rpc"):
-            if getattr(args, option):
+            if getattr(args, option) not in (None, ""):
                 flag = option.replace("_", "-")
                 raise ConfigError(f"--{flag} does nothing with --cost, which measures nothing")
         return _simulate(args, recording)

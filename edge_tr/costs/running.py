@@ -96,11 +96,6 @@ class StepCosts:
         self.crowding = crowding
         self._n_tried = 0
 
-    @property
-    def corrections(self) -> Float64:
-        """float64[max_width + 1]; factor on the table at each width."""
-        return self._factor * self._pace
-
     def n_seen(self, width: int) -> int:
         """How many steps of this width were observed."""
         return int(self._n_seen[width])

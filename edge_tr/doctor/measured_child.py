@@ -69,13 +69,13 @@ def measure(model: Model, effort: Effort, emit: Emit) -> None:
 
 
 def _other_widths(model: Model, config: ContextConfig, max_width: int) -> dict[str, Any]:
-    """Bit-equal widths with flash attention, by the type of the cache."""
+    """Bit-equal widths without and with flash attention, by the type of the cache."""
     found = {}
-    for cache in ("f16", "q8_0"):
-        other = replace(config, flash_attn=True, type_k=cache, type_v=cache)
+    for on, cache in ((False, "f16"), (True, "f16"), (True, "q8_0")):
+        other = replace(config, flash_attn=on, type_k=cache, type_v=cache)
         with LlamaTarget(model, other) as target:
             probe = probe_widths(target, max_width=max_width)
-        found[f"flash attention, {cache} cache"] = asdict(probe)
+        found[f"{'' if on else 'no '}flash attention, {cache} cache"] = asdict(probe)
     return found
 
 

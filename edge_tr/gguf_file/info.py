@@ -9,7 +9,7 @@ from typing import Literal
 
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
 from edge_tr.gguf_file.header import Header, integer, read_header
-from edge_tr.gguf_file.sizes import REWINDABLE, cache_values, state_values
+from edge_tr.gguf_file.sizes import REWINDABLE, cache_values, head_sizes, state_values
 from edge_tr.gguf_file.values import check_values
 
 Kind = Literal["draftable", "plain_only", "unsupported"]
@@ -86,6 +86,8 @@ class GGUFInfo:
         Numbers in the recurrent state; 0 where there is none, or its size is not known.
     can_keep_snapshots : bool
         Whether llama.cpp can keep snapshots of that state.
+    key_size, value_size : int
+        Dimensions of a key and of a value of one head; 0 where heads share compressed ones.
     """
 
     path: Path
@@ -105,6 +107,8 @@ class GGUFInfo:
     n_cache_values: int = 0
     n_state_values: int = 0
     can_keep_snapshots: bool = False
+    key_size: int = 0
+    value_size: int = 0
 
     def require_text(self) -> GGUFInfo:
         """Return itself.
@@ -140,6 +144,7 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     causal = bool(header.scalars.get(f"{architecture}.attention.causal", True))
     kind, reason = classify(architecture, causal=causal)
     n_state = state_values(headers, architecture)
+    key_size, value_size = head_sizes(header, architecture)
     return GGUFInfo(
         path=first,
         architecture=architecture,
@@ -159,6 +164,8 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
         n_cache_values=cache_values(headers, architecture) if kind == "draftable" or n_state else 0,
         n_state_values=n_state,
         can_keep_snapshots=architecture in REWINDABLE,
+        key_size=key_size,
+        value_size=value_size,
     )
 
 

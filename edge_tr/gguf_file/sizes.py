@@ -34,10 +34,19 @@ def cache_values(headers: list[Header], architecture: str) -> int:
         return (n_layers - n_state_layers) * latent
     if n_state_layers:
         return sum(_rows(headers, f"{name}.weight") for name in ("attn_k", "attn_v"))
-    head = number("embedding_length") // n_heads if n_heads else 0
-    key = number("attention.key_length") or head
-    value = number("attention.value_length") or head
-    return n_layers * (number("attention.head_count_kv") or n_heads) * (key + value)
+    each = sum(head_sizes(headers[0], architecture))
+    return n_layers * (number("attention.head_count_kv") or n_heads) * each
+
+
+def head_sizes(header: Header, architecture: str) -> tuple[int, int]:
+    """Dimensions of a key and of a value of one head; 0 where heads compress them."""
+    names = ("attention.kv_lora_rank", "attention.head_count", "embedding_length")
+    compressed, n_heads, n_embd = (integer(header, f"{architecture}.{name}") for name in names)
+    if compressed or not n_heads:
+        return 0, 0
+    lengths = ("attention.key_length", "attention.value_length")
+    key, value = (integer(header, f"{architecture}.{name}") for name in lengths)
+    return key or n_embd // n_heads, value or n_embd // n_heads
 
 
 def state_values(headers: list[Header], architecture: str) -> int:

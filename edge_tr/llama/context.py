@@ -17,15 +17,10 @@ from llama_cpp import _internals
 from edge_tr.config import DraftConfig, fixed_snapshots
 from edge_tr.decode.topk import default_threads
 from edge_tr.gguf_file.info import classify
+from edge_tr.llama.context_params import allow_lanes, allow_snapshots
 from edge_tr.llama.library import leave_log, lib
 from edge_tr.llama.model import fingerprint, plain_reason
-from edge_tr.llama.target import (
-    NO_REWIND,
-    ContextTarget,
-    allow_lanes,
-    allow_snapshots,
-    cost_conditions,
-)
+from edge_tr.llama.target import NO_REWIND, ContextTarget, cost_conditions
 from edge_tr.measuring.snapshots import choose_snapshots
 from edge_tr.target import Batch, Float32
 

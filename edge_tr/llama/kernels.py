@@ -9,6 +9,9 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+from edge_tr.config import ContextConfig
+from edge_tr.gguf_file.info import GGUFInfo
+
 from .library import ggml_function, init_backend
 
 WEIGHTS = 1
@@ -19,6 +22,8 @@ DENSE = 2
 
 ATTENTION = 4
 """Flash attention."""
+
+_ATTENDED = ("f16", "bf16", "f32", "q8_0")
 
 ALL = WEIGHTS | DENSE | ATTENTION
 
@@ -46,6 +51,15 @@ def active() -> int:
     The environment variable ``EDGE_TR_KERNELS`` (0 to 7) sets what runs at first.
     """
     return _switch(-1)
+
+
+def attend(info: GGUFInfo, config: ContextConfig) -> bool:
+    """Whether flash attention on the CPU runs in our kernels alone, for a model and its cache."""
+    sizes = ((info.key_size, config.type_k), (info.value_size, config.type_v))
+    return bool(active() & ATTENTION) and all(
+        size > 0 and size % (32 if kind == "q8_0" else 16) == 0 and kind in _ATTENDED
+        for size, kind in sizes
+    )
 
 
 def set_active(parts: int) -> int:

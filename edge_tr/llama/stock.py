@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from edge_tr.config import ContextConfig
+from edge_tr.llama.context_params import llama_values, settled
 from edge_tr.llama.model import Model
-from edge_tr.llama.target import llama_values
 
 
 def open_stock(model: Model, config: ContextConfig, *, n_lookup: int = 0) -> Any:
@@ -26,7 +26,7 @@ def open_stock(model: Model, config: ContextConfig, *, n_lookup: int = 0) -> Any
     return Llama(
         str(model.path),
         n_gpu_layers=model.n_gpu_layers,
-        **llama_values(config),
+        **llama_values(settled(model, config)),
         draft_model=LlamaPromptLookupDecoding(num_pred_tokens=n_lookup) if n_lookup else None,
         no_perf=True,
         verbose=False,

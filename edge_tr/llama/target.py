@@ -23,21 +23,10 @@ from edge_tr.errors import (
 from edge_tr.files.closing import Closing
 from edge_tr.kernels import CACHE
 from edge_tr.llama import kernels
+from edge_tr.llama.context_params import allow_lanes, allow_snapshots, context_params, settled
 from edge_tr.llama.library import forget_errors, function, lib, recent_errors, system_info, version
 from edge_tr.llama.model import Model
 from edge_tr.target import Batch, Float32
-
-GGML_TYPES = {
-    "f32": lib.GGML_TYPE_F32,
-    "f16": lib.GGML_TYPE_F16,
-    "bf16": 30,  # GGML_TYPE_BF16; the binding has no name for it
-    "q8_0": lib.GGML_TYPE_Q8_0,
-    "q4_0": lib.GGML_TYPE_Q4_0,
-    "q4_1": lib.GGML_TYPE_Q4_1,
-    "q5_0": lib.GGML_TYPE_Q5_0,
-    "q5_1": lib.GGML_TYPE_Q5_1,
-}
-"""llama.cpp's numbers for the ``CACHE_TYPES``."""
 
 NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
@@ -179,7 +168,7 @@ class LlamaTarget(ContextTarget, Closing):
     ----------
     plain_reason : why this context cannot verify drafts, or an empty text.
     may_change_threads : whether the number of threads is ours to choose: nobody named one, and
-        it decides no rounding, as it may with flash attention.
+        it decides no rounding, as it may with llama.cpp's own flash attention.
 
     Raises
     ------
@@ -191,9 +180,10 @@ class LlamaTarget(ContextTarget, Closing):
         if model.info.sliding_window and not config.swa_full:
             reason = NO_REWIND
         self.model = model
-        self.config = config
+        self.config = config = settled(model, config)
         is_named = config.n_threads or config.n_threads_batch
-        self.may_change_threads = not (is_named or config.flash_attn)
+        rounds_by_threads = config.flash_attn and not kernels.attend(model.info, config)
+        self.may_change_threads = not (is_named or rounds_by_threads)
         self._n_lanes = 1 if reason else config.n_lanes
         self._n_snapshots = 0 if reason == NO_REWIND else config.n_snapshots or 0
         super().__init__(self._make(), n_vocab=model.n_vocab, plain_reason=reason)
@@ -236,58 +226,6 @@ class LlamaTarget(ContextTarget, Closing):
         if self.pointer:
             lib.llama_free(self.pointer)
             self.forget()
-
-
-def llama_values(config: ContextConfig) -> dict[str, Any]:
-    """The configuration by the names and in the values of llama.cpp, as ``llama_cpp.Llama`` takes
-    them; ``n_ctx`` 0 stands for what the model was trained with."""
-    n_cores = os.cpu_count() or 1
-    return {
-        "n_ctx": config.n_ctx,
-        "n_batch": config.n_batch,
-        "n_ubatch": config.n_ubatch,
-        "n_threads": config.n_threads or n_cores,
-        "n_threads_batch": config.n_threads_batch or n_cores,
-        "flash_attn": config.flash_attn,
-        "type_k": GGML_TYPES[config.type_k],
-        "type_v": GGML_TYPES[config.type_v],
-        "offload_kqv": config.offload_kqv,
-        "swa_full": config.swa_full,
-    }
-
-
-def context_params(model: Model, config: ContextConfig) -> Any:
-    """The configuration as llama.cpp's own structure, for a context of the model."""
-    values = llama_values(config)
-    params = lib.llama_context_default_params()
-    params.flash_attn_type = (
-        lib.LLAMA_FLASH_ATTN_TYPE_ENABLED
-        if values.pop("flash_attn")
-        else lib.LLAMA_FLASH_ATTN_TYPE_DISABLED
-    )
-    for name, value in values.items():
-        setattr(params, name, value)
-    params.n_ctx = params.n_ctx or model.n_ctx_train
-    params.n_batch = min(params.n_batch, params.n_ctx)
-    params.n_ubatch = min(params.n_ubatch, params.n_batch)
-    params.no_perf = True
-    return params
-
-
-def allow_lanes(params: Any, n_lanes: int) -> None:
-    """Have a context made with lanes that share its cells; ``params`` is written."""
-    params.n_seq_max = n_lanes
-    # llama.cpp keeps a row for each lane and aborts where this is less.
-    params.n_outputs_max = max(params.n_batch, n_lanes)
-    params.n_outputs_max_per_seq = 0  # as many; only samplers on the back end ask
-    params.kv_unified = True
-
-
-def allow_snapshots(params: Any, n_snapshots: int) -> None:
-    """Have a context made with snapshots of its recurrent state, where the model has one that
-    llama.cpp can rewind; else it has none. ``params`` is written."""
-    # A step and the state before it must lie in one graph.
-    params.n_rs_seq = max(0, min(n_snapshots, params.n_ubatch - 1))
 
 
 def cost_conditions(path: Path, rpc: Sequence[str] = ()) -> dict[str, Any]:

@@ -36,7 +36,6 @@ def measure_costs(
     max_width: int = 81,
     n_threads: int = 1,
     budget_s: float = 4.0,
-    seed: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CostTable:
     """Time real steps: lanes, batch, decode, top-k, commit; trees of two children a node.
@@ -61,7 +60,7 @@ def measure_costs(
     highest = min(target.n_batch, target.n_ctx // 4)
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
-    meter = _Meter(target, TopK(k, n_threads), max_width, *random_text(target, seed))
+    meter = _Meter(target, TopK(k, n_threads), max_width, *random_text(target))
     short = min(64, target.n_ctx // 4)
     started = perf_counter()
     meter.read(short)

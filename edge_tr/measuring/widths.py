@@ -39,7 +39,6 @@ def probe_widths(
     *,
     max_width: int = 16,
     contexts: tuple[int, ...] = (32, 600),
-    seed: int = 0,
 ) -> WidthProbe:
     """Compare batches of 2 to ``max_width`` tokens with one-token decoding, bit for bit.
 
@@ -53,7 +52,7 @@ def probe_widths(
     highest = min(target.n_batch, target.n_ctx // 4)
     if not 2 <= max_width <= highest:
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
-    prober = _Prober(target, max_width, seed)
+    prober = _Prober(target, max_width)
     most = target.n_ctx - prober.n_rows - 1
     tried = tuple(sorted({min(n, most) for n in contexts}))
     chain_width = tree_width = max_width
@@ -66,8 +65,8 @@ def probe_widths(
 
 
 class _Prober(Trial):
-    def __init__(self, target: TargetModel, max_width: int, seed: int) -> None:
-        super().__init__(target, max_width, *random_text(target, seed))
+    def __init__(self, target: TargetModel, max_width: int) -> None:
+        super().__init__(target, max_width, *random_text(target))
         self.reference: list[Float32] = []
         # Where steps leave a token behind, the next one starts further on.
         self.n_rows = max_width * (1 if target.can_rewind else 2)

@@ -1,5 +1,6 @@
 #include "attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "dense.h"
@@ -36,6 +37,7 @@ static void expand(int type, const char * row, int64_t n, float * out) {
     }
 }
 
+constexpr int64_t  OFTEN = 8;        // queries from which on values are expanded once for all
 constexpr uint16_t HIDDEN = 0xfc00;  // -infinity
 
 // The first cell from `from` on that is hidden, or seen; n where there is none.
@@ -114,17 +116,17 @@ static const uint16_t * mask_row(const Attention & a, int64_t token, int64_t hea
     return (const uint16_t *) row + cell;
 }
 
-static bool any_visible(const Attention & a, int64_t first_head, int64_t cell, int64_t n) {
-    if (!a.mask) return true;
-    for (int64_t h = 0; h < (a.mask_heads > 1 ? shared_heads(a) : 1); h++) {
-        for (int64_t t = 0; t < a.n_tokens; t++) {
-            const uint16_t * m = mask_row(a, t, first_head + h, cell);
-            for (int64_t i = 0; i < n; i++) {
-                if (m[i] != HIDDEN) return true;
-            }
-        }
+// How many of n cells from `cell` on are needed: up to the last that a token sees.
+static int64_t seen_cells(const Attention & a, int64_t cell, int64_t n) {
+    if (!a.mask || a.mask_heads > 1) return n;
+    int64_t most = 0;
+    for (int64_t t = 0; t < a.n_tokens && most < n; t++) {
+        const uint16_t * m = mask_row(a, t, 0, cell);
+        int64_t          i = n;
+        while (i > most && m[i - 1] == HIDDEN) i--;
+        most = i;
     }
-    return false;
+    return most;
 }
 
 // Scores of n <= CHUNK cells become weights; behind the last cell they are 0. The largest score and
@@ -215,13 +217,13 @@ static void values(const char * v, size_t cell_bytes, int64_t size, int64_t n, i
     }
 }
 
-// Cells of one head as rows of a type that the products read. Those of an order, and Q8_0, are
-// expanded into `room`.
+// Cells of one head as rows of a type that the products read. Those of an order, Q8_0, and those that
+// are read many times are expanded into `room`.
 struct Rows { int type; const char * data; size_t stride; };
 
-static Rows rows_of(const Cache & c, int64_t head, int64_t cell, const int32_t * cells, int64_t n, float * room) {
+static Rows rows_of(const Cache & c, int64_t head, int64_t cell, const int32_t * cells, int64_t n, bool often, float * room) {
     const char * data = c.data + head * c.head_bytes;
-    if (c.type != Q8_0 && !cells) return {c.type, data + cell * c.cell_bytes, c.cell_bytes};
+    if (c.type != Q8_0 && !cells && !(often && c.type != F32)) return {c.type, data + cell * c.cell_bytes, c.cell_bytes};
     for (int64_t i = 0; i < n; i++) expand(c.type, data + (cells ? cells[i] : cell + i) * c.cell_bytes, c.size, room + i * c.size);
     return {F32, (const char *) room, (size_t) c.size * sizeof(float)};
 }
@@ -234,34 +236,36 @@ struct Part {
     int64_t         n_tokens;
 };
 
-static void attend(const Attention & a, const Part & p, char * scratch, char * partials) {
-    const int64_t group = shared_heads(a), queries = p.n_tokens * group;
+// Queries [first, last) of a part; a head's tokens lie together.
+static void attend(const Attention & a, const Part & p, int64_t first, int64_t last, char * scratch, char * partials) {
+    const int64_t queries = last - first, group = shared_heads(a);
     float *       scores = (float *) scratch;
     float *       room = scores + a.n_tokens * group * CHUNK;
     uint16_t      seen[CHUNK];
     const float * x[MOST_QUERIES];
     float *       s[MOST_QUERIES];
     float *       out[MOST_QUERIES];
+    const auto    head = [&](int64_t i) { return p.kv_head * group + (first + i) / p.n_tokens; };
+    const auto    token = [&](int64_t i) { return p.tokens[(first + i) % p.n_tokens]; };
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t head = p.kv_head * group + i / p.n_tokens, token = p.tokens[i % p.n_tokens];
-        x[i] = (const float *) (a.q + head * a.q_head_bytes + token * a.q_token_bytes);
+        x[i] = (const float *) (a.q + head(i) * a.q_head_bytes + token(i) * a.q_token_bytes);
         s[i] = scores + i * CHUNK;
-        out[i] = partial(a, partials, token, head, p.chunk);
+        out[i] = partial(a, partials, token(i), head(i), p.chunk);
     }
-    const Rows k = rows_of(a.k, p.kv_head, p.cell, p.cells, p.n, room);
+    const bool often = queries >= OFTEN;
+    const Rows k = rows_of(a.k, p.kv_head, p.cell, p.cells, p.n, false, room);
     dense_product(k.type, k.data, k.stride, p.n, a.k.size, x, (int) queries, s);
     for (int64_t i = 0; i < queries; i++) {
-        const int64_t    head = p.kv_head * group + i / p.n_tokens, token = p.tokens[i % p.n_tokens];
-        const uint16_t * mask = mask_row(a, token, head, p.cells ? 0 : p.cell);
+        const uint16_t * mask = mask_row(a, token(i), head(i), p.cells ? 0 : p.cell);
         if (p.cells && mask) {
             for (int64_t j = 0; j < p.n; j++) seen[j] = mask[p.cells[j]];
             mask = seen;
         }
-        weigh(a, s[i], p.n, mask, alibi_slope(head, a.n_heads, a.max_bias), out[i]);
+        weigh(a, s[i], p.n, mask, alibi_slope(head(i), a.n_heads, a.max_bias), out[i]);
         if (out[i][0] == -INFINITY) memset(s[i], 0, p.n * sizeof(float));
         out[i] += 2;
     }
-    const Rows v = rows_of(a.v, p.kv_head, p.cell, p.cells, p.n, room);
+    const Rows v = rows_of(a.v, p.kv_head, p.cell, p.cells, p.n, often, room);
     switch (v.type) {
         case F16: return values<F16>(v.data, v.stride, a.v.size, p.n, queries, s, out);
         case BF16: return values<BF16>(v.data, v.stride, a.v.size, p.n, queries, s, out);
@@ -269,49 +273,72 @@ static void attend(const Attention & a, const Part & p, char * scratch, char * p
     }
 }
 
-static void set_empty(const Attention & a, int64_t kv_head, int64_t token, int64_t chunk, char * partials) {
-    for (int64_t h = kv_head * shared_heads(a); h < (kv_head + 1) * shared_heads(a); h++) {
-        partial(a, partials, token, h, chunk)[0] = -INFINITY;
-    }
+static void set_empty(const Attention & a, int64_t token, int64_t chunk, char * partials) {
+    for (int64_t h = 0; h < a.n_heads; h++) partial(a, partials, token, h, chunk)[0] = -INFINITY;
 }
 
-void attention_chunks(const Attention & a, int thread, int threads, char * scratch, char * partials) {
-    const int64_t chunks = chunk_count(a), whole = chunks * a.n_kv_heads;
-    int64_t       start[MOST_TOKENS];  // cells from which on a token's order is its own
-    int32_t       branch[MOST_TOKENS], tokens[MOST_TOKENS];
-    int64_t       n_branches = 0;
-    Order         order;
-    for (int32_t t = 0; t < a.n_tokens; t++) {
-        start[t] = chunks * CHUNK;
-        if (!a.mask || a.mask_heads > 1) continue;
-        order.find(F16, mask_row(a, t, 0, 0), a.n_cells, CHUNK);
-        if (order.n == 0) continue;
-        start[t] = order.start;
-        branch[n_branches++] = t;
+// What a step has to do, part by part: each is done for every head of keys.
+class Work {
+    const Attention & a;
+    int64_t           start[MOST_TOKENS];  // cells from which on a token's order is its own
+    int32_t           all[MOST_TOKENS];    // tokens by `start`, the highest first
+    Order             order;
+
+    void find(int32_t t) { order.find(F16, mask_row(a, t, 0, 0), a.n_cells, CHUNK); }
+
+  public:
+    explicit Work(const Attention & attention) : a(attention) {
+        for (int32_t t = 0; t < a.n_tokens; t++) {
+            start[t] = chunk_count(a) * CHUNK;
+            all[t] = t;
+            if (!a.mask || a.mask_heads > 1) continue;
+            find(t);
+            if (order.n > 0) start[t] = order.start;
+        }
+        std::stable_sort(all, all + a.n_tokens, [&](int32_t s, int32_t t) { return start[s] > start[t]; });
     }
-    for (int64_t i = thread; i < whole + n_branches * a.n_kv_heads; i += threads) {
-        if (i < whole) {
-            Part p = {i / chunks, i % chunks, i % chunks * CHUNK, CHUNK, nullptr, tokens, 0};
-            p.n = a.n_cells - p.cell < CHUNK ? a.n_cells - p.cell : CHUNK;
-            const bool seen = any_visible(a, p.kv_head * shared_heads(a), p.cell, p.n);
-            for (int32_t t = 0; t < a.n_tokens; t++) {
-                if (p.cell >= start[t]) continue;
-                if (seen) tokens[p.n_tokens++] = t;
-                else set_empty(a, p.kv_head, t, p.chunk, partials);
+
+    // Calls use(part) for each part, empty(token, chunk) where a token sees nothing.
+    template <class USE, class EMPTY> void parts(USE use, EMPTY empty) {
+        const int64_t chunks = chunk_count(a);
+        int64_t       n = a.n_tokens;
+        for (int64_t c = 0; c < chunks; c++) {
+            while (n > 0 && start[all[n - 1]] <= c * CHUNK) n--;
+            const int64_t cells = seen_cells(a, c * CHUNK, std::min(CHUNK, a.n_cells - c * CHUNK));
+            if (n > 0 && cells > 0) use(Part{0, c, c * CHUNK, cells, nullptr, all, n});
+            for (int64_t i = 0; i < n && cells == 0; i++) empty(all[i], c);
+        }
+        for (int64_t i = n; i < a.n_tokens; i++) {
+            find(all[i]);
+            int64_t c = order.start / CHUNK;
+            for (int at = 0; at < order.n; at += CHUNK, c++) {
+                use(Part{0, c, 0, std::min<int64_t>(CHUNK, order.n - at), order.cell + at, all + i, 1});
             }
-            if (p.n_tokens > 0) attend(a, p, scratch, partials);
-            continue;
+            for (; c < chunks; c++) empty(all[i], c);
         }
-        const int32_t t = branch[(i - whole) / a.n_kv_heads];
-        const int64_t kv_head = (i - whole) % a.n_kv_heads;
-        order.find(F16, mask_row(a, t, 0, 0), a.n_cells, CHUNK);
-        int64_t chunk = order.start / CHUNK;
-        for (int at = 0; at < order.n; at += CHUNK, chunk++) {
-            const int64_t n = order.n - at < CHUNK ? order.n - at : CHUNK;
-            attend(a, {kv_head, chunk, 0, n, order.cell + at, &t, 1}, scratch, partials);
-        }
-        for (; chunk < chunks; chunk++) set_empty(a, kv_head, t, chunk, partials);
     }
+};
+
+// Each thread takes the same share of all products, by cells and queries.
+void attention_chunks(const Attention & a, int thread, int threads, char * scratch, char * partials) {
+    const int64_t group = shared_heads(a);
+    Work          work(a);
+    int64_t       total = 0;
+    work.parts([&](const Part & p) { total += p.n * p.n_tokens * group * a.n_kv_heads; },
+               [&](int32_t t, int64_t c) { if (thread == 0) set_empty(a, t, c, partials); });
+    const int64_t begin = total * thread / threads, end = total * (thread + 1) / threads;
+    int64_t       at = 0;
+    work.parts(
+        [&](Part p) {
+            const int64_t queries = p.n_tokens * group;
+            const auto    before = [&](int64_t bound) {
+                return std::min(queries, std::max<int64_t>(0, (bound - at + p.n / 2) / p.n));
+            };
+            for (p.kv_head = 0; p.kv_head < a.n_kv_heads; p.kv_head++, at += p.n * queries) {
+                if (before(begin) < before(end)) attend(a, p, before(begin), before(end), scratch, partials);
+            }
+        },
+        [](int32_t, int64_t) {});
 }
 
 void attention_combine(const Attention & a, int thread, int threads, const char * partials) {

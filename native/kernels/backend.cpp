@@ -27,15 +27,17 @@ constexpr size_t  LINE = 64;
 
 static size_t up(size_t n) { return (n + LINE - 1) / LINE * LINE; }
 
-// The rows of activations of a product, counted through all batches.
+// The rows of activations of a product, counted through all batches (mostly one: no divisions then).
 struct Activations {
     const ggml_tensor * x;
     ggml_tensor *       y;
     const float * in(int64_t i) const {
+        if (i < x->ne[1]) return (const float *) ((const char *) x->data + i * x->nb[1]);
         const int64_t n1 = x->ne[1], n2 = x->ne[2];
         return (const float *) ((const char *) x->data + i % n1 * x->nb[1] + i / n1 % n2 * x->nb[2] + i / n1 / n2 * x->nb[3]);
     }
     float * out(int64_t i) const {
+        if (i < y->ne[1]) return (float *) ((char *) y->data + i * y->nb[1]);
         const int64_t n1 = y->ne[1], n2 = y->ne[2];
         return (float *) ((char *) y->data + i % n1 * y->nb[1] + i / n1 % n2 * y->nb[2] + i / n1 / n2 * y->nb[3]);
     }

@@ -23,10 +23,12 @@ template <> struct Element<BF16> {
 // Rows of a tile for N tokens: the sums fit the registers, and one chain of additions never waits
 // for itself.
 #    if defined(EDGE_AVX2)
-constexpr int MOST = 4;  // tokens of a tile
+constexpr int MOST = 4;     // tokens of a tile
+constexpr int ABREAST = 2;  // tokens of turned rows
 constexpr int tile_rows(int n) { return n == 1 ? 8 : n == 2 ? 4 : 2; }
 #    else
 constexpr int MOST = 6;
+constexpr int ABREAST = 4;
 constexpr int tile_rows(int n) { return n <= 2 ? 8 : 4; }
 #    endif
 
@@ -100,9 +102,72 @@ static void rows_n(const char * w, size_t stride, int64_t first, int64_t last, i
     for (; row < last; row++) tile<TYPE, 1, N>(w, stride, columns, x, y, row, more, t0);
 }
 
+// For many tokens, LANES rows are turned into columns first: a lane adds one row's products, in the
+// order of tile() and reduce(), and no sum of lanes is left to do.
+constexpr int64_t MANY = 8, SHORT = 512;  // tokens, columns
+
+template <Type TYPE>
+static void turn(const char * w, size_t stride, int rows, int64_t columns, float * out) {
+    using E = Element<TYPE>;
+    for (int64_t c = 0; c < columns; c += LANES) {
+        floats v[LANES];
+        for (int r = 0; r < LANES; r++) v[r] = r < rows ? E::get((const typename E::T *) (w + (size_t) r * stride) + c) : zero();
+        transpose(v);
+        for (int i = 0; i < LANES; i++) store(out + (c + i) * LANES, v[i]);
+    }
+}
+
+// The sums of lanes FROM to FROM + COUNT of tile(), for N tokens.
+template <int N, int FROM, int COUNT>
+EDGE_INLINE void add_lanes(const float * w, int64_t columns, const float * const * x, floats * sum) {
+    if constexpr (COUNT == 1) {
+        for (int t = 0; t < N; t++) sum[t] = zero();
+        for (int64_t c = FROM; c < columns; c += LANES) {
+            const floats v = load(w + c * LANES);
+            for (int t = 0; t < N; t++) sum[t] = fma(v, set(x[t][c]), sum[t]);
+        }
+    } else {
+        floats upper[N];
+        add_lanes<N, FROM, COUNT / 2>(w, columns, x, sum);
+        add_lanes<N, FROM + COUNT / 2, COUNT / 2>(w, columns, x, upper);
+        for (int t = 0; t < N; t++) sum[t] = add(sum[t], upper[t]);
+    }
+}
+
+template <int N>
+static void turned_n(const float * w, int64_t columns, const float * const * x, int64_t row, int rows, float * const * y) {
+    floats sum[N];
+    add_lanes<N, 0, LANES>(w, columns, x, sum);
+    for (int t = 0; t < N; t++) {
+        if (rows == LANES) {
+            store(y[t] + row, sum[t]);
+            continue;
+        }
+        float all[LANES];
+        store(all, sum[t]);
+        memcpy(y[t] + row, all, (size_t) rows * sizeof(float));
+    }
+}
+
+template <Type TYPE>
+static void turned_product(const char * w, size_t stride, int64_t rows, int64_t columns,
+                           const float * const * x, int n, float * const * y) {
+    alignas(64) float turned[SHORT * LANES];
+    for (int64_t row = 0; row < rows; row += LANES) {
+        const int count = (int) (rows - row < LANES ? rows - row : LANES);
+        turn<TYPE>(w + (size_t) row * stride, stride, count, columns, turned);
+        int t = 0;
+        for (; t + ABREAST <= n; t += ABREAST) turned_n<ABREAST>(turned, columns, x + t, row, count, y + t);
+        for (; t < n; t++) turned_n<1>(turned, columns, x + t, row, count, y + t);
+    }
+}
+
 template <Type TYPE>
 static void product(const char * w, size_t stride, int64_t rows, int64_t columns,
                     const float * const * x, int n, float * const * y, const More * more) {
+    if (n >= MANY && columns <= SHORT && columns % LANES == 0 && !more) {
+        return turned_product<TYPE>(w, stride, rows, columns, x, n, y);
+    }
     const int     groups = (n + MOST - 1) / MOST;
     const int64_t step = groups == 1 ? rows : 12;  // these rows stay in the cache for all groups
     for (int64_t first = 0; first < rows; first += step) {

@@ -54,6 +54,18 @@ static float quantize_block(const float * x, int n, int8_t * q, int32_t * sums16
     return m / 127.0f;
 }
 
+// The same 32 activations of n <= MAX_GROUP tokens: their scales, and the sums of their quants.
+static void quantize_tokens(const float * const * x, int64_t at, int n, int8_t * q, float * scales, int32_t * sums) {
+#    if defined(EDGE_AVX512)
+    if (n > 3) return quantize32(x, at, n, q, scales, sums);
+#    endif
+    for (int t = 0; t < n; t++) {
+        int32_t halves[2];
+        scales[t] = quantize_block(x[t] + at, 32, q + 32 * t, halves);
+        sums[t] = halves[0] + halves[1];
+    }
+}
+
 // Activations of a block for n tokens, simple formats: n * 32 quants, n scales, n corrections (an
 // int that the sum of products starts at, or scale * sum of quants for formats with a minimum).
 template <Type TYPE> struct SimpleKernel {
@@ -78,10 +90,12 @@ template <Type TYPE> struct SimpleKernel {
     static void quantize(const float * const * x, int n, int64_t first, int64_t last, uint8_t * out) {
         for (int64_t b = first; b < last; b++) {
             uint8_t * block = out + b * n * TOKEN;
+            float     scales[MAX_GROUP];
+            int32_t   totals[MAX_GROUP];
+            quantize_tokens(x, 32 * b, n, (int8_t *) block, scales, totals);
             for (int t = 0; t < n; t++) {
-                int32_t sums[2];
-                const float d = quantize_block(x[t] + 32 * b, 32, (int8_t *) block + 32 * t, sums);
-                const int32_t sum = sums[0] + sums[1];
+                const float   d = scales[t];
+                const int32_t sum = totals[t];
                 memcpy(block + 32 * n + 4 * t, &d, 4);
                 if constexpr (F::MIN) {
                     const float scaled = d * (float) sum;
@@ -300,8 +314,10 @@ void pack(const Format * f, int64_t rows, int64_t columns, const void * from, ui
     }
 }
 
-int     group_count(const Format * f, int64_t n) { return (int) ((n + f->max_group - 1) / f->max_group); }
-int64_t group_start(const Format * f, int64_t n, int group) { return group * n / group_count(f, n); }
+int     group_count(const Format * f, int64_t n) { return n <= f->max_group ? n > 0 : (int) ((n + f->max_group - 1) / f->max_group); }
+int64_t group_start(const Format * f, int64_t n, int group) {
+    return n <= f->max_group ? group * n : group * n / group_count(f, n);  // mostly no division
+}
 int     group_size(const Format * f, int64_t n, int group) {
     return (int) (group_start(f, n, group + 1) - group_start(f, n, group));
 }

@@ -149,19 +149,53 @@ EDGE_INLINE float reduce(floats x) {
     return _mm512_cvtss_f32(x);
 }
 
-// The sums of all lanes of 16 vectors, the sum of v[i] in lane i.
-template <int BIT> EDGE_INLINE floats fold(floats a, floats b) {
+// The sums of all lanes of 16 vectors, or what OP makes of them: that of v[i] in lane i.
+template <int BIT, class OP> EDGE_INLINE floats fold(floats a, floats b, OP op) {
     constexpr __mmask16 UPPER = BIT == 1 ? 0xaaaa : BIT == 2 ? 0xcccc : BIT == 4 ? 0xf0f0 : 0xff00;
     const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
     const __m512i other = _mm512_xor_si512(lane, _mm512_set1_epi32(BIT));
     const __m512i source = _mm512_mask_or_epi32(other, UPPER, other, _mm512_set1_epi32(16));
-    return _mm512_add_ps(_mm512_mask_blend_ps(UPPER, a, b), _mm512_permutex2var_ps(a, source, b));
+    return op(_mm512_mask_blend_ps(UPPER, a, b), _mm512_permutex2var_ps(a, source, b));
 }
-EDGE_INLINE floats reduce16(const floats * v) {
+template <class OP> EDGE_INLINE floats reduce16(const floats * v, OP op) {
     floats half[8], quarter[4];
-    for (int i = 0; i < 8; i++) half[i] = fold<1>(v[2 * i], v[2 * i + 1]);
-    for (int i = 0; i < 4; i++) quarter[i] = fold<2>(half[2 * i], half[2 * i + 1]);
-    return fold<8>(fold<4>(quarter[0], quarter[1]), fold<4>(quarter[2], quarter[3]));
+    for (int i = 0; i < 8; i++) half[i] = fold<1>(v[2 * i], v[2 * i + 1], op);
+    for (int i = 0; i < 4; i++) quarter[i] = fold<2>(half[2 * i], half[2 * i + 1], op);
+    return fold<8>(fold<4>(quarter[0], quarter[1], op), fold<4>(quarter[2], quarter[3], op), op);
+}
+EDGE_INLINE floats reduce16(const floats * v) { return reduce16(v, add); }
+// The same 32 activations of n <= 16 tokens: scales[t] of token t, sums[t] of its quants.
+EDGE_INLINE void quantize32(const float * const * x, int64_t at, int n, int8_t * q, float * scales, int32_t * sums) {
+    floats most[16], sum[16], inverse;
+    for (int t = 0; t < 16; t++) most[t] = t < n ? max(abs(load(x[t] + at)), abs(load(x[t] + at + 16))) : zero();
+    const floats m = reduce16(most, max);
+    inverse = _mm512_maskz_div_ps(_mm512_cmp_ps_mask(m, set(1e-36f), _CMP_GT_OQ), set(127.0f), m);
+    store(scales, _mm512_div_ps(m, set(127.0f)));
+    float factor[16];
+    store(factor, inverse);
+    for (int t = 0; t < 16; t++) {
+        sum[t] = zero();
+        if (t >= n) continue;
+        const __m512i low = _mm512_cvtps_epi32(mul(load(x[t] + at), set(factor[t])));
+        const __m512i high = _mm512_cvtps_epi32(mul(load(x[t] + at + 16), set(factor[t])));
+        _mm_storeu_si128((__m128i *) (q + 32 * t), _mm512_cvtsepi32_epi8(low));
+        _mm_storeu_si128((__m128i *) (q + 32 * t + 16), _mm512_cvtsepi32_epi8(high));
+        sum[t] = _mm512_castsi512_ps(_mm512_add_epi32(low, high));
+    }
+    const auto add_ints = [](floats a, floats b) {
+        return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    };
+    store((float *) sums, reduce16(sum, add_ints));
+}
+// Vectors i and i + BIT of a square, both swapped across its diagonal's blocks of BIT lanes.
+template <int BIT> EDGE_INLINE void cross(floats & a, floats & b) {
+    constexpr __mmask16 UPPER = BIT == 1 ? 0xaaaa : BIT == 2 ? 0xcccc : BIT == 4 ? 0xf0f0 : 0xff00;
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    const __m512i lower = _mm512_mask_add_epi32(lane, UPPER, lane, _mm512_set1_epi32(16 - BIT));
+    const __m512i upper = _mm512_mask_add_epi32(_mm512_add_epi32(lane, _mm512_set1_epi32(BIT)), UPPER, lane, _mm512_set1_epi32(16));
+    const __m512  both = _mm512_permutex2var_ps(a, lower, b);
+    b = _mm512_permutex2var_ps(a, upper, b);
+    a = both;
 }
 EDGE_INLINE floats round_int(floats x) { return _mm512_roundscale_ps(x, 8); }
 EDGE_INLINE floats times_power(floats x, floats n) { return _mm512_scalef_ps(x, n); }
@@ -281,6 +315,19 @@ EDGE_INLINE float reduce(floats x) {
     x = _mm256_add_ps(x, _mm256_permute2f128_ps(x, x, 1));
     return _mm256_cvtss_f32(x);
 }
+template <int BIT> EDGE_INLINE void cross(floats & a, floats & b) {
+    const __m256 x = a, y = b;
+    if constexpr (BIT == 1) {
+        a = _mm256_blend_ps(x, _mm256_permute_ps(y, 0xb1), 0xaa);
+        b = _mm256_blend_ps(_mm256_permute_ps(x, 0xb1), y, 0xaa);
+    } else if constexpr (BIT == 2) {
+        a = _mm256_shuffle_ps(x, y, 0x44);
+        b = _mm256_shuffle_ps(x, y, 0xee);
+    } else {
+        a = _mm256_permute2f128_ps(x, y, 0x20);
+        b = _mm256_permute2f128_ps(x, y, 0x31);
+    }
+}
 EDGE_INLINE floats round_int(floats x) { return _mm256_round_ps(x, 8); }
 EDGE_INLINE floats times_power(floats x, floats n) {  // -126 <= n <= 127
     const __m256i bits = _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23);
@@ -385,6 +432,11 @@ EDGE_INLINE float reduce(floats x) {
     x = vaddq_f32(x, vextq_f32(x, x, 2));
     return vgetq_lane_f32(x, 0);
 }
+template <int BIT> EDGE_INLINE void cross(floats & a, floats & b) {
+    const floats x = a, y = b;
+    a = BIT == 1 ? vtrn1q_f32(x, y) : vcombine_f32(vget_low_f32(x), vget_low_f32(y));
+    b = BIT == 1 ? vtrn2q_f32(x, y) : vcombine_f32(vget_high_f32(x), vget_high_f32(y));
+}
 EDGE_INLINE floats round_int(floats x) { return vrndnq_f32(x); }
 EDGE_INLINE floats times_power(floats x, floats n) {
     return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(vcvtq_s32_f32(n), vdupq_n_s32(127)), 23)));
@@ -399,6 +451,17 @@ EDGE_INLINE floats minus_zero_where_equal(floats x, floats to, floats y) {
 #endif
 
 #if defined(EDGE_KERNELS)
+// LANES vectors become their columns.
+template <int BIT = 1> EDGE_INLINE void transpose(floats * v) {
+    if constexpr (BIT < LANES) {
+        EDGE_UNROLL
+        for (int i = 0; i < LANES; i++) {
+            if (!(i & BIT)) cross<BIT>(v[i], v[i + BIT]);
+        }
+        transpose<2 * BIT>(v);
+    }
+}
+
 // e^x for x <= 0; 0 below -87, as of -infinity; a NaN stays one. Error below 2 units in the last place.
 EDGE_INLINE floats exp_negative(floats x) {
     const floats low = set(-87.0f);

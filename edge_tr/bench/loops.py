@@ -1,27 +1,26 @@
-"""Plain decoding to compare with, and the clock that times every arm alike."""
+"""Loops that go on whatever text ends, and the clock that times all of them alike."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, Protocol
 
 import numpy as np
 
+from edge_tr.bench.outcome import Outcome, collect
 from edge_tr.config import ContextConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.errors import DecodeError, ModelLoadError
+from edge_tr.llama.context_params import context_params
 from edge_tr.llama.library import lib
 from edge_tr.llama.model import Model
 from edge_tr.llama.stock import open_stock
-from edge_tr.llama.target import context_params
 from edge_tr.target import Float32, Int32
 
 
-class Arm(Protocol):
-    """One way of generating the same text."""
+class Loop(Protocol):
+    """One way of generating the same text, for a method or an arm to time."""
 
     def stream(self, prompt: Int32, n_tokens: int) -> Iterator[list[int]]:
         """Yield exactly ``n_tokens`` greedy tokens in lists, end of text ignored.
@@ -30,61 +29,25 @@ class Arm(Protocol):
         """
 
     def close(self) -> None:
-        """Free what the arm holds."""
-
-
-@dataclass
-class TimedText:
-    """Tokens and seconds of one generation.
-
-    Attributes
-    ----------
-    total_s, first_s : from the call to the last and to the first token.
-    n_to_end, to_end_s : tokens up to the one that ends the text and the seconds until it was
-        there; all of them where none does.
-    stats : counts of a drafted arm.
-    """
-
-    tokens: list[int]
-    total_s: float
-    first_s: float
-    n_to_end: int
-    to_end_s: float
-    stats: dict[str, Any] = field(default_factory=dict)
-
-    @property
-    def tps(self) -> float:
-        """Tokens per second, prefill included."""
-        return len(self.tokens) / self.total_s
-
-    @property
-    def decode_tps(self) -> float:
-        """Tokens per second after the first one."""
-        return (len(self.tokens) - 1) / max(self.total_s - self.first_s, 1e-9)
-
-    @property
-    def to_end_tps(self) -> float:
-        """Tokens per second up to the end of the text, prefill included."""
-        return self.n_to_end / self.to_end_s
+        """Free what the loop holds."""
 
 
 def timed(
-    arm: Arm, prompt: Int32, n_tokens: int, stop_tokens: Collection[int] = frozenset()
-) -> TimedText:
+    loop: Loop, prompt: Int32, n_tokens: int, stop_tokens: Collection[int] = frozenset()
+) -> Outcome:
     """Run one generation against the clock."""
-    tokens: list[int] = []
-    moments: list[tuple[int, float]] = []
-    started = perf_counter()
-    for emitted in arm.stream(prompt, n_tokens):
-        tokens += emitted
-        moments.append((len(tokens), perf_counter() - started))
-    n_to_end = next((i + 1 for i, t in enumerate(tokens) if t in stop_tokens), len(tokens))
-    to_end_s = next(s for n, s in moments if n >= n_to_end)
-    stats = arm.decoder.stats.to_dict() if isinstance(arm, DraftedArm) else {}
-    return TimedText(tokens, moments[-1][1], moments[0][1], n_to_end, to_end_s, stats)
+    outcome = collect(loop.stream(prompt, n_tokens), stop_tokens)
+    return note_stats(outcome, loop.decoder) if isinstance(loop, DecoderLoop) else outcome
 
 
-class DraftedArm:
+def note_stats(outcome: Outcome, decoder: Decoder) -> Outcome:
+    """The outcome with the counts of the decoder that made it."""
+    outcome.stats = decoder.stats.to_dict()
+    outcome.n_drafted, outcome.n_accepted = decoder.stats.n_drafted, decoder.stats.n_accepted
+    return outcome
+
+
+class DecoderLoop:
     """A decoder of the product, drafting or not."""
 
     def __init__(self, decoder: Decoder) -> None:
@@ -97,7 +60,7 @@ class DraftedArm:
         """Nothing: the decoder's target belongs to whoever made it."""
 
 
-class BareArm:
+class BareLoop:
     """The shortest loop over ``llama_decode`` that takes the most probable token.
 
     Raises
@@ -156,7 +119,7 @@ class BareArm:
             self._pointer = None
 
 
-class StockArm:
+class StockLoop:
     """``llama_cpp.Llama`` at temperature 0, in the same configuration."""
 
     def __init__(self, model: Model, config: ContextConfig) -> None:
