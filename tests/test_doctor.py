@@ -61,12 +61,14 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         sets: tuple[SetStatus, ...] = (SetStatus("avx2", True, True),),
         quota: float | None = None,
         layers: dict[str, int] | None = None,
+        gpu_error: str = "",
     ) -> list[dict[str, str]]:
         build = {
             "folder": "lib",
             "system_info": f"CPU : {features} | ",
             "backends": list(backends),
             "devices": list(devices),
+            "gpu_error": gpu_error,
         }
         stages: dict[str, dict[str, Any]] = {"import": build, "load": {"layers": layers or {}}}
         stages |= {} if error else {"done": {}}
@@ -199,7 +201,12 @@ def test_a_sound_machine_has_no_problems(findings: Callable[..., list[dict[str, 
         ({"backends": ("MTL", "CPU")}, "Metal back end but sees no GPU", "the Mac itself"),
         (
             {"gpus": (NVIDIA,), "backends": ("CUDA", "CPU")},
-            "CUDA back end but sees no GPU",
+            "CUDA back end but sees no GPU, so",
+            "driver",
+        ),
+        (
+            {"backends": ("CUDA", "CPU"), "gpu_error": "driver too old"},
+            r"CUDA back end but sees no GPU \(driver too old\), so",
             "driver",
         ),
         (

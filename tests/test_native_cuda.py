@@ -131,7 +131,7 @@ def test_without_a_device_the_doctor_says_that_none_is_seen(
     assert "CUDA" in found["build"]["backends"]
     assert found["decode"]["works"]
     problem = next(p for p in found["problems"] if "CUDA" in p["what"])
-    assert "sees no GPU" in problem["what"]
+    assert f"sees no GPU ({found['build']['gpu_error']}), so" in problem["what"]
     assert "driver" in problem["do"]
 
 

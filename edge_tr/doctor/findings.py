@@ -148,9 +148,10 @@ def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[
         )
         if names == ["Metal"]:
             do = "Run it on the Mac itself: many virtual machines have no GPU."
+        why = f" ({build['gpu_error']})" if build.get("gpu_error") else ""
         return [
             _problem(
-                f"The build has a {' and '.join(names)} back end but sees no GPU, so "
+                f"The build has a {' and '.join(names)} back end but sees no GPU{why}, so "
                 "everything runs on the CPU.",
                 do,
             )
