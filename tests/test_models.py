@@ -6,6 +6,7 @@ import contextlib
 import errno
 import hashlib
 import importlib.util
+import itertools
 import os
 import shutil
 import subprocess
@@ -21,7 +22,9 @@ import llama_cpp
 import numpy as np
 import pytest
 
-from edge_tr import models
+from edge_tr import Llama, Session, models
+from edge_tr.answer import AnswerConfig
+from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import ConfigError, ModelFileError, NativeBuildError
 from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.quantize import quantize
@@ -446,6 +449,22 @@ def test_shape_model_decodes_to_finite_logits(
         scores = model.scores[:20]
     assert np.isfinite(scores).all()
     assert len(set(scores.argmax(axis=1))) > 3
+
+
+def test_a_model_without_a_tokenizer_takes_token_ids_alone(
+    tmp_path: Path, small_shape: str
+) -> None:
+    """llama.cpp aborts the process where such a model's words are asked for."""
+    path = models.write_shape(tmp_path / "m.gguf", small_shape, "q8_0")
+    with Session(path, context=ContextConfig(n_ctx=256), draft=DraftConfig(start="empty")) as s:
+        with pytest.raises(ConfigError, match=r"m\.gguf has no tokenizer"):
+            s.prompt_tokens("Hello")
+        answer = s.answer([1, 2, 3], AnswerConfig(max_tokens=4))
+        assert "".join(piece.text for piece in answer) == ""
+    with Llama(str(path), n_ctx=256, verbose=False, matrix_path=False) as llm:
+        with pytest.raises(ConfigError, match=r"m\.gguf has no tokenizer"):
+            llm.create_completion("Hello")
+        assert len(list(itertools.islice(llm.generate([1, 2, 3]), 4))) == 4
 
 
 @pytest.mark.parametrize("quantisation", ["q4_0", "q4_k", "q8_0", "f16"])

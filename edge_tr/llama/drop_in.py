@@ -11,13 +11,14 @@ import llama_cpp
 import numpy as np
 
 from edge_tr.decode.decoder import Decoder
-from edge_tr.errors import CancelledError, ContextFullError, ModelUnsupportedError
+from edge_tr.errors import CancelledError, ConfigError, ContextFullError, ModelUnsupportedError
 from edge_tr.llama import context
 from edge_tr.llama.aio import iterate
 from edge_tr.llama.completion import Completion, Criteria, Told
 from edge_tr.llama.draws import Draws
 from edge_tr.llama.logprobs import Logprobs
 from edge_tr.llama.opened import OpenedLlama
+from edge_tr.llama.vocabulary import has_words
 from edge_tr.stats import Stats
 
 _GENERATE = inspect.signature(llama_cpp.Llama.generate)
@@ -82,6 +83,24 @@ class Llama(OpenedLlama):
             decoder.adopt(self.n_tokens)
         elif self.n_tokens < decoder.n_past:
             decoder.hold(self.n_tokens)
+
+    def tokenize(self, text: bytes, add_bos: bool = True, special: bool = False) -> list[int]:
+        """As the stock class's, with an error where llama.cpp aborts: a model without words."""
+        self._require_words()
+        tokens: list[int] = super().tokenize(text, add_bos, special)
+        return tokens
+
+    def detokenize(
+        self, tokens: list[int], prev_tokens: list[int] | None = None, special: bool = False
+    ) -> bytes:
+        """As the stock class's, with an error where llama.cpp aborts: a model without words."""
+        self._require_words()
+        text: bytes = super().detokenize(tokens, prev_tokens, special)
+        return text
+
+    def _require_words(self) -> None:
+        if not has_words(self._model.vocab):
+            raise ConfigError(f"{self.model_path} has no tokenizer; its tokens have no text")
 
     def reset(self) -> None:
         """Forget the text."""

@@ -22,7 +22,7 @@ from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import GGUFInfo, inspect
 from edge_tr.llama.library import forget_errors, init_backend, lib, recent_errors
 from edge_tr.llama.servers import Servers
-from edge_tr.llama.vocabulary import constraint_vocabulary, control_tokens, piece
+from edge_tr.llama.vocabulary import constraint_vocabulary, control_tokens, has_words, piece
 from edge_tr.target import Int32
 
 _PROMPT_END = 16
@@ -76,6 +76,7 @@ class Model(Closing):
             raise
         self.vocab: Any = lib.llama_model_get_vocab(self._words)
         self.n_vocab = int(lib.llama_vocab_n_tokens(self.vocab))
+        self._has_words = has_words(self.vocab)
         self.n_embd = int(lib.llama_model_n_embd(self.pointer))
         self.n_ctx_train = int(lib.llama_model_n_ctx_train(self.pointer))
         if lib.llama_model_is_diffusion(self.pointer):
@@ -127,7 +128,13 @@ class Model(Closing):
         ----------
         add_special : put the model's begin-of-text token in front, where it has one.
         parse_special : read special tokens written in the text as such.
+
+        Raises
+        ------
+        ConfigError : the model has no tokenizer, or the text is too long for llama.cpp.
         """
+        if not self._has_words:
+            raise ConfigError(f"{self.path.name} has no tokenizer; its prompts are token ids")
         data = text.encode("utf-8", "replace")
         size = len(data) + 8
         while True:
@@ -142,8 +149,9 @@ class Model(Closing):
             size = -n
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
-        """The bytes of one token; they may end in the middle of a character."""
-        return piece(self.vocab, token, special=special)
+        """The bytes of one token, none without a tokenizer; they may end in the middle of a
+        character."""
+        return b"" if not self._has_words else piece(self.vocab, token, special=special)
 
     def detokenize(self, tokens: Iterable[int], *, special: bool = False) -> bytes:
         """The bytes of several tokens."""

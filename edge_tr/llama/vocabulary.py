@@ -12,6 +12,11 @@ from edge_tr.llama.library import lib
 _CONTROL = lib.LLAMA_TOKEN_ATTR_CONTROL | lib.LLAMA_TOKEN_ATTR_UNKNOWN
 
 
+def has_words(vocab: Any) -> bool:
+    """Whether tokens have a text; llama.cpp aborts the process where that of another is asked."""
+    return bool(lib.llama_vocab_type(vocab) != lib.LLAMA_VOCAB_TYPE_NONE)
+
+
 def piece(vocab: Any, token: int, *, special: bool = False) -> bytes:
     """The bytes of one token of a vocabulary; they may end in the middle of a character."""
     size = 64
@@ -36,7 +41,7 @@ def constraint_vocabulary(vocab: Any) -> Any:
 
     n_vocab = int(lib.llama_vocab_n_tokens(vocab))
     ends = [token for token in range(n_vocab) if lib.llama_vocab_is_eog(vocab, token)]
-    if lib.llama_vocab_type(vocab) == lib.LLAMA_VOCAB_TYPE_NONE or not ends:
+    if not has_words(vocab) or not ends:
         raise ConfigError("the model has no tokens with a text and an end, so none can be chosen")
     texts = []
     for token in range(n_vocab):
@@ -55,8 +60,8 @@ def constraint_vocabulary(vocab: Any) -> Any:
 
 def control_tokens(vocab: Any) -> list[ControlToken]:
     """The control tokens that are read where special tokens are read."""
-    found = []
-    for token in range(int(lib.llama_vocab_n_tokens(vocab))):
+    found: list[ControlToken] = []
+    for token in range(int(lib.llama_vocab_n_tokens(vocab)) if has_words(vocab) else 0):
         attributes = lib.llama_vocab_get_attr(vocab, token)
         if attributes & _CONTROL:
             text = lib.llama_vocab_get_text(vocab, token).decode("utf-8", "replace")
@@ -69,6 +74,8 @@ def control_tokens(vocab: Any) -> list[ControlToken]:
 
 def find_token(vocab: Any, text: str) -> int | None:
     """The one token that a text is, special ones too; None where it is none or several."""
+    if not has_words(vocab):
+        return None
     data = text.encode("utf-8", "replace")
     found = (ctypes.c_int32 * 2)()
     n = lib.llama_tokenize(vocab, data, len(data), found, 2, False, True)
