@@ -56,7 +56,7 @@ def test_the_newest_build_of_the_installed_version_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(peers, "version", lambda: "1.2")
+    monkeypatch.setattr(peers, "version", lambda: "1.2+edge.tr.1")
     for age, name in ((0, "1.2-cpu-a"), (100, "1.2-cuda-b"), (-100, "1.3-cpu-c")):
         file = tmp_path / "peers" / name / "peers.json"
         file.parent.mkdir(parents=True)

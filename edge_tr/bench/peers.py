@@ -58,8 +58,9 @@ def find_peers(folder: Path | None = None) -> Path:
         if not (folder / executable("llama-server")).exists():
             raise ConfigError(f"{folder} holds no llama-server")
         return folder
+    published = version().partition("+")[0]  # our own builds have a label behind it
     found = sorted(
-        cache_dir().glob(f"peers/{version()}-*/peers.json"), key=lambda file: file.stat().st_mtime
+        cache_dir().glob(f"peers/{published}-*/peers.json"), key=lambda file: file.stat().st_mtime
     )
     if not found:
         raise ConfigError("llama.cpp's own programs are not built; `make peers` builds them")
