@@ -26,13 +26,13 @@ from bench.recorded_rows import RecordedTarget
 from edge_tr import models
 from edge_tr.bench.prompts import copy_prompts
 from edge_tr.bench.questions import load_questions, sample
-from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.config import N_SNAPSHOTS, ContextConfig, DraftConfig
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.topk import TopK
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.machine.facts import n_cores
-from edge_tr.measuring.snapshots import N_SNAPSHOTS, snapshots_pay
+from edge_tr.measuring.snapshots import snapshots_pay
 from edge_tr.measuring.steps import measure_costs, measure_two
 from edge_tr.session import Session
 from edge_tr.target import Int32, TargetModel

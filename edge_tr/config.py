@@ -17,6 +17,13 @@ CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "q5_0", "q5_1")
 MAX_SNAPSHOTS = 32
 """Most snapshots of a recurrent state."""
 
+N_SNAPSHOTS = 7
+"""A step of as many tokens and one more is what narrow kernels still take in one go."""
+
+_FEW_BYTES = 64 << 20
+_MODEL_SHARE = 0.25
+"""Snapshots may take this many bytes, or this share of the model's."""
+
 MAX_HISTORY = 1 << 28
 """Most tokens of a history."""
 
@@ -224,3 +231,17 @@ def _check_choice(name: str, value: object, allowed: tuple[str, ...]) -> None:
         raise ConfigError(
             f"{name} {value!r} is not allowed; it must be one of {allowed}", field=name
         )
+
+
+def affordable_snapshots(bytes_each: int, model_bytes: int) -> int:
+    """How many snapshots of a size automatic mode makes at most, for a model of a size."""
+    most_bytes = max(_FEW_BYTES, int(_MODEL_SHARE * model_bytes))
+    return min(N_SNAPSHOTS, most_bytes // max(1, bytes_each))
+
+
+def fixed_snapshots(draft: DraftConfig) -> int:
+    """Snapshots that a forced tree needs: none unless it is a chain."""
+    tree = draft.speculative
+    if isinstance(tree, TreeTemplate) and tree.n_leaves == 1:
+        return min(tree.n_nodes, MAX_SNAPSHOTS)
+    return 0

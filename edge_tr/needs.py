@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from edge_tr.config import ContextConfig, DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig, affordable_snapshots, fixed_snapshots
 from edge_tr.errors import ModelLoadError
 from edge_tr.gguf_file.info import GGUFInfo
 from edge_tr.llama import kernels
@@ -23,7 +23,9 @@ class MemoryNeeds:
     Attributes
     ----------
     weights_bytes : of the file; the system may read them anew instead of keeping them.
-    cache_bytes : KV cache of the context; 0 where it is not known, as of recurrent models.
+    cache_bytes : KV cache of the context; 0 where there is none, or its size is not known.
+    state_bytes : recurrent state, a copy of it, and its snapshots, as many as may be made; 0 as
+        above.
     compute_bytes : llama.cpp's buffer for a batch.
     rows_bytes : a row of logits for each lane.
     matrix_bytes, pairs_bytes, history_bytes : what is learned: the adjacency matrix with its
@@ -32,6 +34,7 @@ class MemoryNeeds:
 
     weights_bytes: int
     cache_bytes: int
+    state_bytes: int
     compute_bytes: int
     rows_bytes: int
     matrix_bytes: int
@@ -64,12 +67,26 @@ def memory_needs(info: GGUFInfo, context: ContextConfig, draft: DraftConfig) -> 
     return MemoryNeeds(
         weights_bytes=info.size_bytes,
         cache_bytes=int(n_cells * info.n_cache_values * value_bytes),
+        state_bytes=4 * info.n_state_values * (2 + _n_snapshots(info, context, draft)),
         compute_bytes=4 * n_ubatch * wide,
         rows_bytes=4 * info.n_vocab * (context.n_lanes if info.kind == "draftable" else 1),
         matrix_bytes=5 * draft.k * info.n_vocab if drafts else 0,
         pairs_bytes=_PAIRS_BYTES if drafts else 0,
         history_bytes=_HISTORY_BYTES * draft.n_history if drafts else 0,
     )
+
+
+def _n_snapshots(info: GGUFInfo, context: ContextConfig, draft: DraftConfig) -> int:
+    """Snapshots of the recurrent state that a context is made with at most."""
+    if not info.can_keep_snapshots:
+        return 0
+    if context.n_snapshots is not None:
+        n = context.n_snapshots
+    elif draft.speculative == "auto":
+        n = affordable_snapshots(4 * info.n_state_values, info.size_bytes)
+    else:
+        n = fixed_snapshots(draft)
+    return min(n, context.n_ubatch - 1)
 
 
 def require_fit(info: GGUFInfo, context: ContextConfig, draft: DraftConfig) -> None:
@@ -98,6 +115,7 @@ def told(needs: MemoryNeeds) -> str:
     parts = [
         ("weights", needs.weights_bytes),
         ("KV cache", needs.cache_bytes),
+        ("recurrent state", needs.state_bytes),
         ("computing", needs.compute_bytes + needs.rows_bytes),
         ("matrix, pairs and history", needs.matrix_bytes + needs.pairs_bytes + needs.history_bytes),
     ]

@@ -13,9 +13,10 @@ from edge_tr.drafting import Drafting
 from edge_tr.files.closing import Closing
 from edge_tr.gguf_file.info import inspect
 from edge_tr.idle import Idle
-from edge_tr.llama.devices import has_gpu
+from edge_tr.llama.devices import has_gpu, unused_backends
 from edge_tr.llama.hybrids import open_target
 from edge_tr.llama.kept_cells import KeptCells
+from edge_tr.llama.kept_state import RecurrentState, has_state
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.llama.turns import Turns
@@ -90,13 +91,21 @@ class Session(Drafting, Closing):
                 progress=progress,
             )
             self.stop_tokens = self.model.stop_tokens()
+            self._mark_prompts()
+            if n_gpu_layers and not rpc and (blind := unused_backends()):
+                self.notices.insert(0, blind)
         except BaseException:
             self.close()
             raise
         self.idle.watch()
 
+    def _mark_prompts(self) -> None:
+        if has_state(self.model):
+            self.decoder.mark_with(RecurrentState(self.target))
+
     def _unload(self) -> None:
         self._kept = KeptCells(self.decoder, self.target)
+        self._mark_prompts()
         self.target.close()
         self.model.unload()
         logger.info("the model is unloaded")

@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT))
 
 from edge_tr.errors import NativeBuildError  # noqa: E402
 from edge_tr.machine.build_check import NO_FUSION  # noqa: E402
+from native import vulkan  # noqa: E402
 from native.build import PRESETS, Plan, build, make_plan  # noqa: E402
 
 SOFTWARE = {
@@ -93,7 +94,7 @@ def main() -> int:
         environment = environment_of(unpack(make_plan(options.preset)))
         found = gpus(environment)
         if options.software and not found:
-            environment |= SOFTWARE
+            environment |= SOFTWARE | vulkan.mesa_environment()
             found = gpus(environment)
     except NativeBuildError as error:
         print(f"error: {error}", file=sys.stderr)

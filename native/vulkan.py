@@ -1,7 +1,8 @@
-"""Vulkan's headers: whether they are new enough for llama.cpp, and newer ones beside the system's.
+"""Vulkan's headers: whether they are new enough for llama.cpp, and newer ones beside the system's;
+and on Debian 12 a newer Mesa, whose device that computes on the CPU the tests for GPUs use.
 
-``python3 native/vulkan.py`` fetches those of Debian 13 into the cache directory, where the preset
-finds them: Debian 12's and Ubuntu 24.04's are too old.
+``python3 native/vulkan.py`` fetches the headers of Debian 13 into the cache directory, where the
+preset finds them: Debian 12's and Ubuntu 24.04's are too old. So is Debian 12's Mesa.
 """
 
 from __future__ import annotations
@@ -25,6 +26,10 @@ OLDEST = (1, 4)
 SUITE = "trixie"
 """The Debian whose headers are fetched; its version 1.4.309 compiles."""
 PACKAGES = ("libvulkan-dev", "spirv-headers")
+
+MESA_SUITE = "bookworm-backports"
+"""Mesa 25.0.7, made for Debian 12; what else it needs comes with Debian 12's own."""
+MESA_PACKAGES = ("mesa-vulkan-drivers", "libdrm2")
 
 _HOW = (
     "install the Vulkan SDK (vulkan.lunarg.com) and set VULKAN_SDK, or on Debian: python3 "
@@ -96,29 +101,66 @@ def fetch() -> Path:
     ------
     NativeBuildError : this is no Debian, or apt did not bring them.
     """
-    if headers_version(fetched_folder() / "include"):
-        return fetched_folder()
+    if not headers_version(fetched_folder() / "include"):
+        _fetch(SUITE, PACKAGES, fetched_folder().parent)
+    return fetched_folder()
+
+
+def fetch_mesa() -> Path | None:
+    """Fetch a newer Mesa in the same way; None: this is not Debian 12, and has what it has.
+
+    Raises
+    ------
+    NativeBuildError : apt did not bring it.
+    """
+    try:
+        release = Path("/etc/os-release").read_text("utf-8")
+    except OSError:
+        return None
+    if "VERSION_CODENAME=bookworm" not in release:
+        return None
+    if not _mesa_folder().is_dir():
+        _fetch(MESA_SUITE, MESA_PACKAGES, _mesa_folder().parent)
+    return _mesa_folder()
+
+
+def _mesa_folder() -> Path:
+    return cache_dir() / "mesa" / MESA_SUITE / "usr"
+
+
+def mesa_environment() -> dict[str, str]:
+    """Variables with which the fetched Mesa's device on the CPU is the only one; empty: none was
+    fetched."""
+    driver = _mesa_folder() / "share" / "vulkan" / "icd.d" / "lvp_icd.json"
+    if not driver.exists():
+        return {}
+    libraries = next(_mesa_folder().glob("lib/*/libvulkan_lvp.so")).parent
+    paths = [str(libraries), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    names = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")  # the second is for loaders before 1.3.207
+    return {"LD_LIBRARY_PATH": os.pathsep.join(paths)} | dict.fromkeys(names, str(driver))
+
+
+def _fetch(suite: str, packages: tuple[str, ...], final: Path) -> None:
+    """Unpack packages of a suite into a folder."""
     mirror = _mirror()
-    final = fetched_folder().parent
     final.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=final.parent) as folder:
         work = Path(folder)
         for name in ("lists/partial", "cache/archives/partial", "unpacked"):
             (work / name).mkdir(parents=True)
         key = "/usr/share/keyrings/debian-archive-keyring.gpg"
-        (work / "sources").write_text(f"deb [signed-by={key}] {mirror} {SUITE} main\n")
+        (work / "sources").write_text(f"deb [signed-by={key}] {mirror} {suite} main\n")
         (work / "apt.conf").write_text(
             f'Dir::Etc::sourcelist "{work}/sources";\nDir::Etc::sourceparts "-";\n'
             f'Dir::State::lists "{work}/lists";\nDir::Cache "{work}/cache";\n'
             'APT::Sandbox::User "";\n'
         )
         _run(["apt-get", "-q", "update"], work)
-        _run(["apt-get", "-q", "download", *PACKAGES], work)
+        _run(["apt-get", "-q", "download", "-t", suite, *packages], work)
         for package in sorted(work.glob("*.deb")):
             _run(["dpkg-deb", "-x", str(package), str(work / "unpacked")], work)
         shutil.rmtree(final, ignore_errors=True)
         os.replace(work / "unpacked", final)
-    return fetched_folder()
 
 
 def _mirror() -> str:
@@ -147,14 +189,16 @@ def _run(command: list[str], work: Path) -> None:
 
 
 def main() -> int:
-    """Fetch the headers and say where they are."""
+    """Fetch the headers, and Mesa on Debian 12, and say where they are."""
     try:
-        folder = fetch()
+        folder, mesa = fetch(), fetch_mesa()
     except NativeBuildError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     version = headers_version(folder / "include") or ()
     print(f"Vulkan's headers {_dotted(version)}: {folder / 'include'}")
+    if mesa:
+        print(f"Mesa of {MESA_SUITE}: {mesa}")
     return 0
 
 

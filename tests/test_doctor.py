@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,6 +25,7 @@ from edge_tr.machine.build_child import write_zero_model
 from edge_tr.machine.isa import SetStatus
 
 DIE = "import os, signal\nos.kill(os.getpid(), signal.SIGILL)\n"
+NO_DRIVER = "raise RuntimeError('libcuda.so.1: cannot open shared object file')\n"
 NO_CUDA = "raise OSError('libcudart.so.13: cannot open shared object file')\n"
 CPU = {"name": "CPU", "description": "cpu", "type": "cpu", "free_bytes": 1, "total_bytes": 1}
 GPU = {**CPU, "name": "CUDA0", "type": "gpu"}
@@ -59,12 +61,14 @@ def findings(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[dict[str, st
         sets: tuple[SetStatus, ...] = (SetStatus("avx2", True, True),),
         quota: float | None = None,
         layers: dict[str, int] | None = None,
+        gpu_error: str = "",
     ) -> list[dict[str, str]]:
         build = {
             "folder": "lib",
             "system_info": f"CPU : {features} | ",
             "backends": list(backends),
             "devices": list(devices),
+            "gpu_error": gpu_error,
         }
         stages: dict[str, dict[str, Any]] = {"import": build, "load": {"layers": layers or {}}}
         stages |= {} if error else {"done": {}}
@@ -138,6 +142,19 @@ def test_a_missing_library_gets_its_own_advice(fake_llama_cpp: Callable[[str], N
     assert "LD_LIBRARY_PATH" in build_check.advice(check)
 
 
+@pytest.mark.parametrize("name", ["Session", "Llama"])
+def test_a_build_that_cannot_be_loaded_is_an_error_of_ours(
+    fake_llama_cpp: Callable[[str], None], name: str
+) -> None:
+    fake_llama_cpp(NO_DRIVER)
+    command = [sys.executable, "-c", f"import edge_tr\nedge_tr.{name}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("edge_tr.errors.NativeBuildError: llama.cpp cannot be loaded: ")
+    assert "The NVIDIA driver is missing: install it, or run: make build PRESET=cpu" in last
+
+
 def test_a_missing_driver_gets_its_own_advice() -> None:
     check = BuildCheck({}, "OSError: libcuda.so.1: cannot open shared object file", "")
     assert "driver is missing" in build_check.advice(check)
@@ -184,7 +201,12 @@ def test_a_sound_machine_has_no_problems(findings: Callable[..., list[dict[str, 
         ({"backends": ("MTL", "CPU")}, "Metal back end but sees no GPU", "the Mac itself"),
         (
             {"gpus": (NVIDIA,), "backends": ("CUDA", "CPU")},
-            "CUDA back end but sees no GPU",
+            "CUDA back end but sees no GPU, so",
+            "driver",
+        ),
+        (
+            {"backends": ("CUDA", "CPU"), "gpu_error": "driver too old"},
+            r"CUDA back end but sees no GPU \(driver too old\), so",
             "driver",
         ),
         (

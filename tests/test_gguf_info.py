@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
-from edge_tr.gguf_file.header import read_header
+from edge_tr.gguf_file.header import Header, read_header
 from edge_tr.gguf_file.info import KINDS, GGUFInfo, inspect
+from edge_tr.gguf_file.sizes import state_values
 from edge_tr.gguf_file.values import check_values
 
 TinyModel = Callable[[str], Path]
@@ -80,6 +81,23 @@ def test_info_agrees_with_the_gguf_package(tiny_model: TinyModel) -> None:
         key_size=fields["gemma3.attention.key_length"].contents(),
         value_size=fields["gemma3.attention.value_length"].contents(),
     )
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "expected"),
+    [  # the sizes that the comments of llama_hparams::n_embd_r and n_embd_s name
+        ({"kda.head_dim": 128, "ssm.conv_kernel": 4}, "ssm_conv1d_q", 3 * 3 * 4096 + 524_288),
+        ({"wkv.head_size": 64}, "time_mix_w1", 2 * 2048 + 2048 * 64),
+        ({}, "attn_k", 0),
+    ],
+)
+def test_the_size_of_a_state(values: dict[str, int], name: str, expected: int) -> None:
+    sizes = values | {"embedding_length": 2048, "attention.head_count": 32}
+    shapes: dict[str, tuple[int, ...]] = {
+        f"blk.{layer}.{name}.weight": (64, 64) for layer in range(3)
+    }
+    header = Header({f"x.{key}": value for key, value in sizes.items()}, {}, shapes, 0)
+    assert state_values([header], "x") == 3 * expected
 
 
 @pytest.mark.parametrize(

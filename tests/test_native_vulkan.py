@@ -79,6 +79,25 @@ def test_a_machine_without_apt_gets_an_error(monkeypatch: pytest.MonkeyPatch) ->
         vulkan.fetch()
 
 
+def test_a_fetched_mesa_is_named_to_the_loader_and_the_linker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("EDGE_TR_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("LD_LIBRARY_PATH", "/mine")
+    assert vulkan.mesa_environment() == {}
+    usr = tmp_path / "mesa" / vulkan.MESA_SUITE / "usr"
+    library = usr / "lib" / "x86_64-linux-gnu" / "libvulkan_lvp.so"
+    driver = usr / "share" / "vulkan" / "icd.d" / "lvp_icd.json"
+    for file in (library, driver):
+        file.parent.mkdir(parents=True)
+        file.touch()
+    assert vulkan.mesa_environment() == {
+        "LD_LIBRARY_PATH": os.pathsep.join((str(library.parent), "/mine")),
+        "VK_DRIVER_FILES": str(driver),
+        "VK_ICD_FILENAMES": str(driver),
+    }
+
+
 @pytest.fixture
 def plan(tmp_path: Path) -> Plan:
     """A build whose wheel is there: a module that says what it is."""

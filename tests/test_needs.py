@@ -14,10 +14,12 @@ import pytest
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.doctor import findings
 from edge_tr.doctor import text as doctor_text
+from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ModelLoadError
 from edge_tr.gguf_file.info import inspect
 from edge_tr.machine import facts
-from edge_tr.needs import memory_needs, require_fit
+from edge_tr.models.hybrids import HYBRIDS
+from edge_tr.needs import memory_needs, require_fit, told
 from edge_tr.session import Session
 
 TinyModel = Callable[[str], Path]
@@ -39,7 +41,7 @@ class Log(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         line = record.getMessage()
-        found = re.search(r"(KV|compute|output) buffer size = *([0-9.]+) MiB", line)
+        found = re.search(r"(KV|RS|compute|output) buffer size = *([0-9.]+) MiB", line)
         if found:
             self.sizes.append((found[1], float(found[2])))
 
@@ -67,6 +69,59 @@ def test_the_cache_is_as_large_as_it_was_told(
     needs = memory_needs(inspect(tiny_model(arch)), context, PLAIN)
     with Session(tiny_model(arch), context=context, draft=PLAIN):
         assert log.bytes_of("KV") == pytest.approx(needs.cache_bytes, abs=30_000, rel=0.002)
+
+
+CHAIN = TreeTemplate.from_breadths([1] * 3)
+FORCED = DraftConfig(speculative=CHAIN, start="empty")
+
+
+@pytest.mark.parametrize(
+    ("draft", "n_snapshots", "expected"),
+    [(PLAIN, None, 0), (PLAIN, 5, 5), (FORCED, None, 3), (FORCED, 2, 2)],
+)
+@pytest.mark.parametrize("arch", HYBRIDS)
+def test_the_state_is_as_large_as_it_was_told_with_its_snapshots(
+    tiny_model: TinyModel,
+    log: Log,
+    arch: str,
+    draft: DraftConfig,
+    n_snapshots: int | None,
+    expected: int,
+) -> None:
+    context = ContextConfig(n_threads=1, n_threads_batch=1, n_snapshots=n_snapshots)
+    info = inspect(tiny_model(arch))
+    needs = memory_needs(info, context, draft)
+    copy_bytes = 4 * info.n_state_values
+    assert needs.state_bytes == copy_bytes * (2 + expected)
+    with Session(tiny_model(arch), context=context, draft=draft) as session:
+        assert session.target.n_rewind == expected
+        assert log.bytes_of("RS") == pytest.approx(needs.state_bytes - copy_bytes, abs=6000)
+        assert log.bytes_of("KV") == pytest.approx(needs.cache_bytes, abs=30_000, rel=0.002)
+
+
+@pytest.mark.parametrize("arch", ["mamba", "jamba"])
+def test_a_state_that_cannot_be_rewound_has_no_snapshots(
+    tiny_model: TinyModel, log: Log, arch: str
+) -> None:
+    context = ContextConfig(n_threads=1, n_threads_batch=1)
+    needs = memory_needs(inspect(tiny_model(arch)), context, DraftConfig())
+    with Session(tiny_model(arch), context=context, draft=PLAIN):
+        assert log.bytes_of("RS") == pytest.approx(needs.state_bytes / 2, abs=6000)
+        assert log.bytes_of("KV") == pytest.approx(needs.cache_bytes, abs=30_000)
+
+
+@pytest.mark.parametrize(
+    ("n_values", "size_bytes", "n_snapshots"),
+    [(1000, 1 << 20, 7), (4 << 20, 1 << 20, 4), (4 << 20, 1 << 30, 7), (32 << 20, 1 << 30, 2)],
+)
+def test_automatic_mode_may_make_as_many_snapshots_as_are_counted(
+    tiny_model: TinyModel, n_values: int, size_bytes: int, n_snapshots: int
+) -> None:
+    """64 MiB of them, or a quarter of the model, and at most seven."""
+    info = replace(inspect(tiny_model("lfm2")), n_state_values=n_values, size_bytes=size_bytes)
+    needs = memory_needs(info, ContextConfig(), DraftConfig())
+    assert needs.state_bytes == 4 * n_values * (2 + n_snapshots)
+    assert "recurrent state" in told(needs)
 
 
 @pytest.mark.model

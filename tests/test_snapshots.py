@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from fake_target import FakeTarget
 
+from edge_tr.config import N_SNAPSHOTS
 from edge_tr.costs.table import CostTable
 from edge_tr.errors import CancelledError
 from edge_tr.measuring import snapshots
 from edge_tr.measuring.lock import measuring_alone
-from edge_tr.measuring.snapshots import N_SNAPSHOTS, choose_snapshots
+from edge_tr.measuring.snapshots import choose_snapshots
 
 
 @pytest.fixture(autouse=True)

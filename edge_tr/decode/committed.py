@@ -15,6 +15,12 @@ from edge_tr.target import Batch, Float32, Int32, TargetModel
 _MAX_PREFILL_LOGITS = 1 << 25
 """Most logits that one batch of a prompt may return (128 MiB)."""
 
+_MARKED_TOKENS = 64
+"""A shorter prompt is read again as fast as a mark is set."""
+_BEHIND_MARK = 16
+"""Tokens of a prompt behind the mark. The next prompt of a conversation often leaves out the last
+few, with which a chat template begins the answer or its reasoning."""
+
 MeasureBehind = Callable[[StepCosts, TargetModel, TopK, LaneCache, Int32, int], None]
 """Has the costs know what steps take behind the text that the cache holds; leaves no trace."""
 
@@ -128,10 +134,14 @@ class Committed:
         harvest = 0 if drafter is None else drafter.harvest
         most_rows = max(1, _MAX_PREFILL_LOGITS // self.target.n_vocab)
         most = self.target.n_batch if rows is None else min(self.target.n_batch, most_rows)
+        mark_at = len(prompt) - _BEHIND_MARK
+        if self.lanes.copies is None or len(prompt) < _MARKED_TOKENS:
+            mark_at = 0
         while self.last_row is None:
             check()
             n_past = self.n_past
-            chunk = prompt[n_past : n_past + most]
+            end = min(n_past + most, mark_at if n_past < mark_at else len(prompt))
+            chunk = prompt[n_past:end]
             n_after = len(prompt) - n_past - len(chunk)
             if n_after == 0:
                 before_last(n_past)
@@ -140,6 +150,8 @@ class Committed:
             self.batch.set_chain(chunk, n_past, want_rows=n_rows)
             logits = self.target.decode(self.batch)
             self.lanes.extend(len(chunk))
+            if end == mark_at:
+                self.lanes.mark()
             if rows is not None:
                 rows(n_past, logits)
             if drafter is not None and n_harvest > 0:

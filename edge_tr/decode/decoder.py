@@ -13,6 +13,7 @@ import numpy as np
 
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.committed import Committed, MeasureBehind, RowSink
+from edge_tr.decode.lanes import StateCopies
 from edge_tr.decode.sampling import Sampler
 from edge_tr.decode.step_loop import Asked, StepLoop
 from edge_tr.decode.topk import TopK
@@ -106,6 +107,11 @@ class Decoder:
     def tokens(self) -> Int32:
         """int32[n], a copy of the committed sequence: prompt and answer."""
         return self.buffer[: self.n_tokens].copy()
+
+    def mark_with(self, copies: StateCopies) -> None:
+        """Keep a copy of a recurrent state near the end of each prompt: one that differs behind it
+        is read from there on, as is one that follows an error. Drops the copy that there is."""
+        self._committed.lanes.mark_with(copies)
 
     def cancel(self) -> None:
         """Make the generation that is running raise CancelledError soon; from any thread."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 from edge_tr.drafts.draft import Draft
@@ -10,6 +11,17 @@ from edge_tr.target import Int32, TargetModel
 
 _USERS: WeakKeyDictionary[TargetModel, object] = WeakKeyDictionary()
 """The key of the cache that used the cells of each target last."""
+
+
+class StateCopies(Protocol):
+    """Copies a target's recurrent state, which only lane 0 has."""
+
+    def copy(self) -> Any:
+        """The state after the last token; None: it cannot be had."""
+
+    def put_back(self, copy: Any, n_past: int) -> bool:
+        """Return to a copy made when there were ``n_past`` cells, and drop those behind them; the
+        first ``n_past`` must be there still. False: it cannot be done, the cells are of no use."""
 
 
 class LaneCache:
@@ -24,6 +36,7 @@ class LaneCache:
     ----------
     n_past : number of committed cells; positions 0 to n_past - 1.
     call_s : seconds of one lane call, a running mean; they scan all cells of the context.
+    copies : what ``mark`` makes a copy with; None: a target that cannot rewind has no mark.
     """
 
     def __init__(self, target: TargetModel) -> None:
@@ -31,6 +44,8 @@ class LaneCache:
         self._key = object()
         self.n_past = 0
         self.call_s = 1e-5
+        self.copies: StateCopies | None = None
+        self._mark: tuple[int, Any] | None = None
         self._end = [0] * target.n_lanes
         self._n_back = 0
 
@@ -41,12 +56,13 @@ class LaneCache:
 
     def rewind(self, n_past: int) -> int:
         """Drop every cell at position ``n_past`` and later; the number of cells that remain,
-        0 where the target had to rewind and cannot as far."""
+        those up to the mark, or 0, where the target had to rewind and cannot as far."""
         if self._target.can_rewind:
             self._target.seq_rm(-1, n_past, -1)
         elif n_past == 0 or not self._give_up(self.n_past - n_past):
-            n_past = self._n_back = 0
-            self._target.seq_rm(-1, 0, -1)
+            n_past = self._back_to_mark(n_past)
+        if self._mark is not None and n_past < self._mark[0]:
+            self._mark = None
         self.n_past = n_past
         self._end = [min(end, n_past) for end in self._end]
         return n_past
@@ -69,12 +85,37 @@ class LaneCache:
             self._n_back = 0
         return True
 
+    def mark_with(self, copies: StateCopies) -> None:
+        """Make copies of the target's state with this from now on; there is no mark yet."""
+        self.copies, self._mark = copies, None
+
+    def mark(self) -> None:
+        """Have a target that cannot rewind come back to here, in place of the mark before."""
+        if self.copies is not None:
+            self._mark = None
+            copy = self.copies.copy()
+            self._mark = None if copy is None else (self.n_past, copy)
+
+    def _back_to_mark(self, n_past: int) -> int:
+        """Return to the mark if it is among the first ``n_past`` cells, else drop every cell; how
+        many remain."""
+        self._n_back = 0
+        if self.copies is not None and self._mark is not None and self._mark[0] <= n_past:
+            n_marked, copy = self._mark
+            if self.copies.put_back(copy, n_marked):
+                return n_marked
+        self._mark = None
+        self._target.seq_rm(-1, 0, -1)
+        return 0
+
     def recover(self, n_past: int) -> None:
         """Return to ``n_past`` from an unknown state, after an error in the middle of a step;
-        to nothing where the target cannot rewind."""
+        to the mark, or nothing, where the target cannot rewind."""
         _USERS[self._target] = self._key
-        n_past = n_past if self._target.can_rewind else 0
-        self._target.seq_rm(-1, n_past, -1)
+        if self._target.can_rewind:
+            self._target.seq_rm(-1, n_past, -1)
+        else:
+            n_past = self._back_to_mark(n_past)
         for lane in range(1, len(self._end)):
             self._target.seq_rm(lane, 0, -1)
         self.n_past = n_past
@@ -95,6 +136,7 @@ class LaneCache:
         self.release()
         self.n_past = n_past
         self._n_back = 0
+        self._mark = None
 
     def extend(self, n_tokens: int) -> None:
         """A chain of ``n_tokens`` on lane 0 was decoded and is committed."""

@@ -34,7 +34,6 @@ FEATURES = {  # instruction set: the feature that llama.cpp reports when it was 
     "amx_int8": "AMX_INT8", "neon": "NEON", "fp16": "FP16_VA", "dotprod": "DOTPROD",
     "i8mm": "MATMUL_INT8", "sve": "SVE", "sme": "SME",
 }  # fmt: skip
-_GPU_BACKENDS = {"CUDA", "Metal", "MTL", "Vulkan", "ROCm", "SYCL", "OpenCL"}
 _PRESET_OF_VENDOR = {"NVIDIA": "cuda", "Apple": "metal", "AMD": "vulkan", "Intel": "vulkan"}
 _OTHER_MODEL = "`edge-tr model list` names models that work."
 
@@ -139,7 +138,7 @@ def _build_problems(check: BuildCheck, sets: list[dict[str, Any]]) -> list[dict[
 def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[dict[str, str]]:
     if not build:
         return []
-    backends = _GPU_BACKENDS & set(build["backends"])
+    backends = facts.GPU_BACKENDS & set(build["backends"])
     devices = [d for d in build["devices"] if d["type"] in ("gpu", "integrated gpu")]
     if backends and not devices:
         names = sorted({"MTL": "Metal"}.get(name, name) for name in backends)
@@ -149,9 +148,10 @@ def _gpu_problems(present: list[dict[str, str]], build: dict[str, Any]) -> list[
         )
         if names == ["Metal"]:
             do = "Run it on the Mac itself: many virtual machines have no GPU."
+        why = f" ({build['gpu_error']})" if build.get("gpu_error") else ""
         return [
             _problem(
-                f"The build has a {' and '.join(names)} back end but sees no GPU, so "
+                f"The build has a {' and '.join(names)} back end but sees no GPU{why}, so "
                 "everything runs on the CPU.",
                 do,
             )

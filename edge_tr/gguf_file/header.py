@@ -37,13 +37,23 @@ class Header:
     """What a GGUF says before its tensor data.
 
     `scalars` holds numbers, booleans and short strings by key, `array_lengths` the number of
-    elements of each array by key.
+    elements of each array by key, `shapes` those of the tensors by name, rows last.
     """
 
     scalars: dict[str, int | float | bool | str]
     array_lengths: dict[str, int]
-    n_tensors: int
+    shapes: dict[str, tuple[int, ...]]
     size_bytes: int
+
+    @property
+    def n_tensors(self) -> int:
+        return len(self.shapes)
+
+
+def integer(header: Header, key: str) -> int:
+    """A whole number of the header; 0 where it has none under this key."""
+    value = header.scalars.get(key, 0)
+    return value if isinstance(value, int) else 0
 
 
 def read_header(path: Path) -> Header:
@@ -102,7 +112,7 @@ class _Parser:
         self.position = 8
         self.scalars: dict[str, int | float | bool | str] = {}
         self.array_lengths: dict[str, int] = {}
-        self.tensors: set[str] = set()
+        self.shapes: dict[str, tuple[int, ...]] = {}
 
     def header(self) -> Header:
         n_tensors, n_keys = self.u64(), self.u64()
@@ -115,7 +125,7 @@ class _Parser:
         for _ in range(n_tensors):
             end = self.tensor(None if end is None else _padded(end, alignment))
         self.require_data(_padded(self.position, alignment), end)
-        return Header(self.scalars, self.array_lengths, n_tensors, self.size)
+        return Header(self.scalars, self.array_lengths, self.shapes, self.size)
 
     def damaged(self, what: str) -> ModelFileError:
         return ModelFileError(f"{self.path} is damaged: {what}")
@@ -202,13 +212,12 @@ class _Parser:
         from gguf.constants import GGML_QUANT_SIZES
 
         name = self.text()
-        if name in self.tensors:
+        if name in self.shapes:
             raise self.damaged(f"tensor {name!r} occurs twice")
-        self.tensors.add(name)
         n_dimensions = self.u32()
         if n_dimensions > _N_DIMENSIONS_MAX:
             raise self.damaged(f"tensor {name!r} has {n_dimensions} dimensions")
-        shape = [self.u64() for _ in range(n_dimensions)]
+        shape = self.shapes[name] = tuple(self.u64() for _ in range(n_dimensions))
         kind, offset = self.u32(), self.u64()
         if offset != (offset if expected is None else expected):
             raise self.damaged(f"tensor {name!r} is at offset {offset}, expected {expected}")

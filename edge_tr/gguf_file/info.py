@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Literal
 
 from edge_tr.errors import ModelFileError, ModelUnsupportedError
-from edge_tr.gguf_file.header import Header, read_header
+from edge_tr.gguf_file.header import Header, integer, read_header
+from edge_tr.gguf_file.sizes import REWINDABLE, cache_values, head_sizes, state_values
 from edge_tr.gguf_file.values import check_values
 
 Kind = Literal["draftable", "plain_only", "unsupported"]
@@ -81,6 +82,10 @@ class GGUFInfo:
         Width, width inside a layer, attention heads; 0 where the metadata does not say.
     n_cache_values : int
         Numbers that the KV cache holds for one token, at most; 0 where that is not known.
+    n_state_values : int
+        Numbers in the recurrent state; 0 where there is none, or its size is not known.
+    can_keep_snapshots : bool
+        Whether llama.cpp can keep snapshots of that state.
     key_size, value_size : int
         Dimensions of a key and of a value of one head; 0 where heads share compressed ones.
     """
@@ -100,6 +105,8 @@ class GGUFInfo:
     n_ff: int = 0
     n_heads: int = 0
     n_cache_values: int = 0
+    n_state_values: int = 0
+    can_keep_snapshots: bool = False
     key_size: int = 0
     value_size: int = 0
 
@@ -127,7 +134,7 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     """
     first = Path(path)
     header = read_header(first)
-    n_split = max(_integer(header, "split.count"), 1)
+    n_split = max(integer(header, "split.count"), 1)
     headers = [header, *_other_parts(first, header, n_split)]
     architecture = header.scalars.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
@@ -136,54 +143,30 @@ def inspect(path: str | os.PathLike[str]) -> GGUFInfo:
     check_values(first, architecture, header.scalars)
     causal = bool(header.scalars.get(f"{architecture}.attention.causal", True))
     kind, reason = classify(architecture, causal=causal)
+    n_state = state_values(headers, architecture)
+    key_size, value_size = head_sizes(header, architecture)
     return GGUFInfo(
         path=first,
         architecture=architecture,
         n_vocab=header.array_lengths.get("tokenizer.ggml.tokens")
-        or _integer(header, f"{architecture}.vocab_size"),
-        n_ctx_train=_integer(header, f"{architecture}.context_length"),
-        n_layers=_integer(header, f"{architecture}.block_count"),
-        sliding_window=_integer(header, f"{architecture}.attention.sliding_window"),
+        or integer(header, f"{architecture}.vocab_size"),
+        n_ctx_train=integer(header, f"{architecture}.context_length"),
+        n_layers=integer(header, f"{architecture}.block_count"),
+        sliding_window=integer(header, f"{architecture}.attention.sliding_window"),
         file_type=_file_type(header),
         n_split=n_split,
         size_bytes=sum(part.size_bytes for part in headers),
         kind=kind,
         reason=reason,
-        n_embd=_integer(header, f"{architecture}.embedding_length"),
-        n_ff=_integer(header, f"{architecture}.feed_forward_length"),
-        n_heads=_integer(header, f"{architecture}.attention.head_count"),
-        n_cache_values=_cache_values(header, architecture) if kind == "draftable" else 0,
-        **dict(zip(("key_size", "value_size"), _head_sizes(header, architecture), strict=True)),
+        n_embd=integer(header, f"{architecture}.embedding_length"),
+        n_ff=integer(header, f"{architecture}.feed_forward_length"),
+        n_heads=integer(header, f"{architecture}.attention.head_count"),
+        n_cache_values=cache_values(headers, architecture) if kind == "draftable" or n_state else 0,
+        n_state_values=n_state,
+        can_keep_snapshots=architecture in REWINDABLE,
+        key_size=key_size,
+        value_size=value_size,
     )
-
-
-def _cache_values(header: Header, architecture: str) -> int:
-    """Keys and values of all layers for one token."""
-
-    def number(name: str) -> int:
-        return _integer(header, f"{architecture}.{name}")
-
-    n_layers, n_heads = number("block_count"), number("attention.head_count")
-    if number("attention.kv_lora_rank"):
-        return n_layers * (number("attention.kv_lora_rank") + number("rope.dimension_count"))
-    key, value = _head_sizes(header, architecture)
-    return n_layers * (number("attention.head_count_kv") or n_heads) * (key + value)
-
-
-def _head_sizes(header: Header, architecture: str) -> tuple[int, int]:
-    """Dimensions of a key and of a value of one head; 0 where heads compress them."""
-    names = ("attention.kv_lora_rank", "attention.head_count", "embedding_length")
-    compressed, n_heads, n_embd = (_integer(header, f"{architecture}.{name}") for name in names)
-    if compressed or not n_heads:
-        return 0, 0
-    lengths = ("attention.key_length", "attention.value_length")
-    key, value = (_integer(header, f"{architecture}.{name}") for name in lengths)
-    return key or n_embd // n_heads, value or n_embd // n_heads
-
-
-def _integer(header: Header, key: str) -> int:
-    value = header.scalars.get(key, 0)
-    return value if isinstance(value, int) else 0
 
 
 def _file_type(header: Header) -> str:
@@ -200,7 +183,7 @@ def _other_parts(first: Path, header: Header, n_split: int) -> list[Header]:
     """Headers of the parts after the first; llama.cpp finds them by name, so this does too."""
     if n_split == 1:
         return []
-    number = _integer(header, "split.no")
+    number = integer(header, "split.no")
     if not first.name.endswith(_suffix(number, n_split)):
         raise ModelFileError(
             f"{first} is part {number + 1} of {n_split} of a split model and must be named "
@@ -218,7 +201,7 @@ def _other_parts(first: Path, header: Header, n_split: int) -> list[Header]:
         if not path.exists():
             raise ModelFileError(f"{first} is split into {n_split} files and {path} is missing")
         part = read_header(path)
-        if _integer(part, "split.no") != i or _integer(part, "split.count") != n_split:
+        if integer(part, "split.no") != i or integer(part, "split.count") != n_split:
             raise ModelFileError(f"{path} is not part {i + 1} of {n_split}, as its name says")
         parts.append(part)
     return parts

@@ -14,11 +14,10 @@ import llama_cpp
 import numpy as np
 from llama_cpp import _internals
 
-from edge_tr.config import DraftConfig
+from edge_tr.config import DraftConfig, fixed_snapshots
 from edge_tr.decode.topk import default_threads
 from edge_tr.gguf_file.info import classify
 from edge_tr.llama.context_params import allow_lanes, allow_snapshots
-from edge_tr.llama.hybrids import fixed_snapshots
 from edge_tr.llama.library import leave_log, lib
 from edge_tr.llama.model import fingerprint, plain_reason
 from edge_tr.llama.target import NO_REWIND, ContextTarget, cost_conditions

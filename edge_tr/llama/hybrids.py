@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from edge_tr.config import MAX_SNAPSHOTS, ContextConfig, DraftConfig
+from edge_tr.config import ContextConfig, DraftConfig, fixed_snapshots
 from edge_tr.decode.topk import default_threads
-from edge_tr.drafts.template import TreeTemplate
 from edge_tr.llama.model import Model
 from edge_tr.llama.target import LlamaTarget
 from edge_tr.measuring.snapshots import choose_snapshots
@@ -43,6 +42,7 @@ def open_target(
         return choose_snapshots(
             reopen,
             model.info.size_bytes,
+            state_bytes=4 * model.info.n_state_values,
             k=draft.k,
             n_threads=default_threads(),
             progress=progress,
@@ -51,11 +51,3 @@ def open_target(
         while opened:
             opened.pop().close()
         raise
-
-
-def fixed_snapshots(draft: DraftConfig) -> int:
-    """Snapshots that a forced tree needs: none unless it is a chain."""
-    tree = draft.speculative
-    if isinstance(tree, TreeTemplate) and tree.n_leaves == 1:
-        return min(tree.n_nodes, MAX_SNAPSHOTS)
-    return 0

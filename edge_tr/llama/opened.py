@@ -22,6 +22,7 @@ from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import ConfigError, MatrixFileError, ModelError
 from edge_tr.idle import Idle
 from edge_tr.llama import context
+from edge_tr.llama.devices import unused_backends
 from edge_tr.llama.drafter_from_stock import ModelDrafter
 from edge_tr.llama.idle_stock import Natives
 from edge_tr.llama.kept_rows import RecentRows, RowsView
@@ -151,7 +152,8 @@ class OpenedLlama(llama_cpp.Llama):  # type: ignore[misc]
         self.input_ids = drafting.decoder.buffer
         n_rows = target.n_ctx if self._logits_all else 1
         self.scores = RowsView(RecentRows(target.n_vocab, n_rows), target.n_ctx)
-        for notice in drafting.notices:
+        blind = options["n_gpu_layers"] and not self._servers.names and unused_backends()
+        for notice in (*filter(None, [blind]), *drafting.notices):
             self._notice(notice)
 
     def _users_drafter(self, target: context.OwnTarget) -> ModelDrafter | None:

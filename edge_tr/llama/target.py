@@ -30,8 +30,8 @@ from edge_tr.target import Batch, Float32
 
 NO_REWIND = "drafting is off: with swa_full=False the sliding-window cache cannot be rewound"
 
-_PARTIAL_ONLY = 1
-"""LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: of a hybrid, its recurrent state."""
+PARTIAL_ONLY = 1
+"""LLAMA_STATE_SEQ_FLAGSPARTIAL_ONLY: of a hybrid, its recurrent state."""
 
 _batch_t = lib.llama_batch
 _decode = function("llama_decode", ctypes.c_int32, [ctypes.c_void_p, _batch_t])
@@ -138,7 +138,7 @@ class ContextTarget:
         batch.set_one(0, 0)
         self.seq_rm(-1, 0, -1)
         self.decode(batch)
-        size = int(lib.llama_state_seq_get_size_ext(self.pointer, 0, _PARTIAL_ONLY))
+        size = int(lib.llama_state_seq_get_size_ext(self.pointer, 0, PARTIAL_ONLY))
         self.seq_rm(-1, 0, -1)
         return size
 

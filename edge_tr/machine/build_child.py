@@ -144,7 +144,7 @@ def _kernels(llama_cpp: Any, folder: Path) -> dict[str, Any] | None:
 
 def _ggml_facts(folder: Path, lines: list[str]) -> dict[str, Any]:
     """Names of the back ends, and the devices they see, from ggml's registry; the Vulkan back end
-    tells of its drivers in the log alone."""
+    tells of its drivers in the log alone, that for CUDA why it sees none."""
     from llama_cpp._ctypes_extensions import load_shared_library
 
     libraries = [load_shared_library(name, folder) for name in ("ggml", "ggml-base")]
@@ -167,7 +167,9 @@ def _ggml_facts(folder: Path, lines: list[str]) -> dict[str, Any]:
 
     devices = []
     found = handles("dev")
-    drivers = re.findall(r"ggml_vulkan: (\d+) = .*\((.*?)\) \| ", "".join(lines))
+    log = "".join(lines)
+    drivers = re.findall(r"ggml_vulkan: (\d+) = .*\((.*?)\) \| ", log)
+    refused = re.search(r"failed to initialize CUDA: (.+)", log)
     driver_of = {f"Vulkan{number}": driver for number, driver in drivers}
     for device in found:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
@@ -187,6 +189,7 @@ def _ggml_facts(folder: Path, lines: list[str]) -> dict[str, Any]:
     return {
         "backends": [text("ggml_backend_reg_name", reg) for reg in handles("reg")],
         "devices": devices,
+        "gpu_error": refused[1].strip() if refused else "",
     }
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 from edge_tr.machine import isa
 
+GPU_BACKENDS = frozenset(("CUDA", "Metal", "MTL", "Vulkan", "ROCm", "SYCL", "OpenCL"))
+"""llama.cpp's back ends for GPUs, by the names it gives them."""
+
 _PCI_VENDORS = {"0x10de": "NVIDIA", "0x1002": "AMD", "0x8086": "Intel"}
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+from edge_tr.config import affordable_snapshots
 from edge_tr.costs.table import CostTable
 from edge_tr.decode.topk import TopK
 from edge_tr.errors import CancelledError
@@ -14,9 +15,6 @@ from edge_tr.measuring.kept_costs import KnownTarget, cost_key, load_costs, save
 from edge_tr.measuring.limit import time_limit, within
 from edge_tr.measuring.lock import measuring_alone
 from edge_tr.measuring.steps import measure_two
-
-N_SNAPSHOTS = 7
-"""A step of as many tokens and one more is what narrow kernels still take in one go."""
 
 _SLOWER = 1.03
 """Snapshots may make a plain step this many times as long: a text that cannot be drafted pays it
@@ -28,10 +26,6 @@ _FASTER = 1.3
 _ROUNDS = 2
 _SAME = 1.1
 """Plain steps of two rounds that differ by more were not measured on an idle machine."""
-
-_FEW_BYTES = 64 << 20
-_MODEL_SHARE = 0.25
-"""Snapshots may take this many bytes, or this share of the model's."""
 
 
 class SnapshotTarget(KnownTarget, Protocol):
@@ -49,6 +43,7 @@ def choose_snapshots(
     *,
     k: int,
     n_threads: int,
+    state_bytes: int = 0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[_Target, str]:
     """Open a target with the snapshots that pay; what was measured for it is kept on disk.
@@ -58,6 +53,7 @@ def choose_snapshots(
     reopen : closes the target that is open, and opens one with some snapshots; it has fewer, or
         none, where there cannot be as many.
     model_bytes : size of the model.
+    state_bytes : size of its recurrent state, 0 where that is not known beforehand.
     k, n_threads, progress : see ``measure_costs``.
 
     Returns
@@ -65,12 +61,11 @@ def choose_snapshots(
     The target, and a line for the user: what its snapshots take, or why it has none. The line is
     empty where the model's state cannot be rewound at all.
     """
-    target = reopen(N_SNAPSHOTS)
+    target = reopen(max(1, affordable_snapshots(state_bytes, model_bytes)))
     if target.n_rewind == 0:
         return target, ""
     bytes_each = target.snapshot_bytes()
-    most_bytes = max(_FEW_BYTES, int(_MODEL_SHARE * model_bytes))
-    n_snapshots = min(target.n_rewind, most_bytes // max(1, bytes_each))
+    n_snapshots = min(target.n_rewind, affordable_snapshots(bytes_each, model_bytes))
     if n_snapshots == 0:
         line = f"a snapshot of the model's recurrent state takes {_megabytes(bytes_each)}"
         return reopen(0), f"drafting is off: {line}"
