@@ -28,6 +28,10 @@ from edge_tr.measuring.steps import extend_costs
 from edge_tr.measuring.widths import WidthProbe, probe_widths
 from edge_tr.target import widest_step
 
+_MEASURING_S = 1.0
+"""Seconds that the first session with a model may measure: what is coarse then is corrected by the
+steps that are taken."""
+
 _PROBED_WIDTH = 16
 """Widest batch that ``exact`` tries."""
 
@@ -187,7 +191,14 @@ class Drafting:
             return None, FixedTreeDrafter(
                 self.matrix, config.speculative, update=config.update, harvest=harvest
             )
-        table = costs_of(target, k=config.k, n_threads=n_threads, progress=self._progress)
+        table = costs_of(
+            target,
+            k=config.k,
+            n_threads=n_threads,
+            budget_s=_MEASURING_S,
+            n_tries=1,
+            progress=self._progress,
+        )
         key = cost_key(target, config.k, n_threads)
         crowding = None
         if getattr(target, "may_change_threads", False):

@@ -101,7 +101,7 @@ def test_what_a_change_of_the_width_costs_stands_apart(timed: TimedTarget) -> No
 
 def test_a_machine_that_was_busy_is_measured_again(timed: TimedTarget) -> None:
     lines: list[str] = []
-    timed.busy_until = 190  # nearly to the end of the first round
+    timed.busy_until = 130  # nearly to the end of the first round
     table = measure_costs(timed, max_width=8, budget_s=4.0, progress=lines.append)
     assert lines[1:] == ["the machine was busy with something else; measuring again"]
     assert table.seconds[0] == pytest.approx([0.010 + 0.002 * n for n in range(1, 9)])
@@ -134,3 +134,22 @@ def test_steps_behind_a_text_are_measured_and_taken_back(timed: TimedTarget, n_p
 def test_nothing_is_found_while_the_machine_is_busy(timed: TimedTarget, busy_until: int) -> None:
     timed.busy_until = busy_until  # in the first round, whose steps are the calls 9, 11, 13, 15
     assert behind(timed, 100) == {}
+
+
+@pytest.mark.parametrize("token_s", [0.0001, 0.001, 0.01])
+def test_a_short_measurement_takes_about_the_time_allowed(
+    monkeypatch: pytest.MonkeyPatch, token_s: float
+) -> None:
+    """A plain step takes as long as 8 tokens of a prompt; a slow model's widths to 8 are all."""
+
+    class Slow(TimedTarget):
+        def decode(self, batch: Batch) -> Float32:
+            self.now += (8 + batch.n) * token_s - 0.010 - 0.002 * batch.n
+            return super().decode(batch)
+
+    target = Slow(n_ctx=4096, n_batch=512)
+    monkeypatch.setattr(steps, "perf_counter", lambda: target.now)
+    table = measure_costs(target, budget_s=1.0, n_tries=1)
+    narrow = sum(8 + n for n in range(1, 9)) * token_s
+    assert target.now < max(1.25, 0.4 + 1.5 * narrow)
+    assert set(range(1, 9)) <= set(table.widths)

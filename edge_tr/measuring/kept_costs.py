@@ -35,6 +35,7 @@ def costs_of(
     k: int,
     n_threads: int,
     budget_s: float = 4.0,
+    n_tries: int = 3,
     anew: bool = False,
     keep: bool = True,
     progress: Callable[[str], None] = lambda line: None,
@@ -47,7 +48,7 @@ def costs_of(
 
     Parameters
     ----------
-    k, n_threads, budget_s, progress : see ``measure_costs``.
+    k, n_threads, budget_s, n_tries, progress : see ``measure_costs``.
     anew : measure even if there are costs on disk.
     keep : keep what was measured, in place of what was there.
     """
@@ -63,6 +64,7 @@ def costs_of(
             max_width=max_width,
             n_threads=n_threads,
             budget_s=budget_s,
+            n_tries=n_tries,
             progress=progress,
         )
     if not is_alone:

@@ -20,8 +20,11 @@ _BEHIND_WIDTHS = (1, 2, 4, 8)
 
 _PLAIN_S = 0.25
 _MOST_PLAIN = 64
-"""Seconds, and number, of plain steps in a row: where the weights fit the last cache, it takes some
-tens of them until a step behind wider ones is as fast as plain decoding."""
+"""Seconds, and number, of plain steps in a row at most: where the weights fit the last cache, it
+takes some tens of them until a step behind wider ones is as fast as plain decoding."""
+
+_FEW_TOKENS = 16
+"""Tokens that are read at first, to see how fast the model is."""
 
 _STEADY = 0.15
 _SPREAD = 1.5
@@ -36,6 +39,7 @@ def measure_costs(
     max_width: int = 81,
     n_threads: int = 1,
     budget_s: float = 4.0,
+    n_tries: int = 3,
     progress: Callable[[str], None] = lambda line: None,
 ) -> CostTable:
     """Time real steps: lanes, batch, decode, top-k, commit; trees of two children a node.
@@ -44,7 +48,7 @@ def measure_costs(
     behind wider steps find less of the weights in the cache and take up to twice as long. The
     other widths are visited in turn, so that a drift of the machine touches all of them; the most
     important ones first, so that a slow model gets a coarse table in about the time allowed. The
-    second context is as long as reading it in a third of the time allows, at most 2048 tokens.
+    second context is as long as reading it in a quarter of the time allows, at most 2048 tokens.
 
     Parameters
     ----------
@@ -52,6 +56,7 @@ def measure_costs(
     max_width : widest step, 2 to the target's batch and a quarter of its context.
     n_threads : threads of the top-k.
     budget_s : seconds to spend, about; every width is measured at least once up to 8 tokens.
+    n_tries : how often widths are measured where the machine was busy, each time as long.
 
     Raises
     ------
@@ -62,22 +67,26 @@ def measure_costs(
         raise ConfigError(f"max_width {max_width} is not allowed; it must be 2 to {highest}")
     meter = _Meter(target, TopK(k, n_threads), max_width, *random_text(target))
     short = min(64, target.n_ctx // 4)
-    started = perf_counter()
+    stop = perf_counter() + budget_s
+    few = min(_FEW_TOKENS, short)
+    meter.read(few)
+    token_s = (perf_counter() - stop + budget_s) / few
+    short = short if token_s * short < budget_s / 4 else few
     meter.read(short)
-    token_s = (perf_counter() - started) / short
-    first_rows_s, row_s = meter.rows_s(min(32, target.n_batch), perf_counter() + budget_s / 4)
-    meter.change_s = meter.measure_change()
-    room = target.n_ctx - 2 * max_width - 1
-    long = min(2048, room, int(budget_s / 3 / token_s))
+    first_rows_s, row_s = meter.rows_s(token_s, budget_s / 8)
+    meter.change_s = meter.measure_change(perf_counter() + budget_s / 8)
+    long = min(2048, target.n_ctx - 2 * max_width - 1, int(budget_s / 4 / token_s))
     contexts = [short, long] if long >= 4 * short else [short]
     widths = measured_widths(max_width)
     samples: dict[tuple[int, int], list[float]] = {}
-    all_steady = True
+    plain_s, all_steady = min(_PLAIN_S, budget_s / 16), True
     for n_past in contexts:
         meter.read(n_past)
         progress(f"measuring decode steps behind {n_past} tokens")
-        seconds = budget_s * (2 / 3) / len(contexts)
-        taken, steady = _steady_sample(meter, n_past, widths, seconds, progress)
+        left_s = stop - perf_counter()
+        if n_past < contexts[-1]:
+            left_s = (left_s - (long - short) * token_s) / 2
+        taken, steady = _steady_sample(meter, n_past, widths, left_s, plain_s, n_tries, progress)
         all_steady &= steady
         samples |= taken
     meter.lanes.recover(0)
@@ -160,20 +169,24 @@ def _steady_sample(
     n_past: int,
     widths: list[int],
     seconds: float,
+    plain_s: float,
+    n_tries: int,
     progress: Callable[[str], None],
 ) -> tuple[dict[tuple[int, int], list[float]], bool]:
-    """Seconds of steps of each width, and whether the machine was idle; up to three tries."""
-    for attempt in range(3):
-        plain = meter.plain_steps()
-        taken = _sample(meter, n_past, widths[1:], perf_counter() + seconds)
+    """Seconds of steps of each width, and whether the machine was idle, at the last try; each
+    takes about ``seconds``, of which plain steps ``plain_s`` before and after."""
+    for attempt in range(n_tries):
+        stop = perf_counter() + seconds - plain_s
+        plain = meter.plain_steps(plain_s)
+        taken = _sample(meter, n_past, widths[1:], stop)
         taken[n_past, 1] = plain
-        change = float(np.median(meter.plain_steps()) / np.median(plain))
+        change = float(np.median(meter.plain_steps(plain_s)) / np.median(plain))
         narrow = [s for (_, width), s in taken.items() if width <= 8]
         if abs(change - 1) < _STEADY and all(np.median(s) <= _SPREAD * min(s) for s in narrow):
             return taken, True
         progress(
             "the machine was busy with something else; "
-            + ("measuring again" if attempt < 2 else "the costs may be wrong")
+            + ("measuring again" if attempt + 1 < n_tries else "the costs may be wrong")
         )
     return taken, False
 
@@ -203,9 +216,14 @@ class _Meter(Trial):
         self.change_s = 0.0
         self._last_width = 0
 
-    def rows_s(self, n: int, stop: float) -> tuple[float, float]:
+    def rows_s(self, token_s: float, most_s: float) -> tuple[float, float]:
         """Seconds that the first rows of logits cost above one, and each further row, from chains
-        of ``n`` tokens until about the time ``stop``."""
+        of 32 tokens, or 8, in about the time ``most_s``; 0 where there is no time for that."""
+        n = next((n for n in (32, FIRST_ROWS) if 3 * n * token_s < most_s), 0)
+        n = min(n, self.target.n_batch)
+        if n == 0:
+            return 0.0, 0.0
+        stop = perf_counter() + most_s
         first = min(FIRST_ROWS, n)
         seconds: dict[int, list[float]] = {1: [], first: [], n: []}
         for attempt in range(6):
@@ -236,15 +254,22 @@ class _Meter(Trial):
         self._last_width = width
         return seconds
 
-    def plain_steps(self) -> list[float]:
-        """Seconds of plain steps in a row, the last third of them."""
+    def plain_steps(self, most_s: float = _PLAIN_S) -> list[float]:
+        """Seconds of plain steps in a row, the last third of them; at least three are taken."""
         taken: list[float] = []
-        while len(taken) < 6 or (sum(taken) < _PLAIN_S and len(taken) < _MOST_PLAIN):
+        while len(taken) < 3 or (sum(taken) < most_s and len(taken) < _MOST_PLAIN):
             taken.append(self.step(1))
         return taken[-(len(taken) // 3) :]
 
-    def measure_change(self) -> float:
-        """Seconds that a step takes longer when it is not as wide as the one before."""
+    def measure_change(self, stop: float) -> float:
+        """Seconds that a step takes longer when it is not as wide as the one before, from steps
+        until about the time ``stop``; 0 where there is no time for one of each width."""
         widths = (1, 2, 1, self.max_width // 8 + 2)
-        pairs = [(self.step(width), self.step(width)) for _ in range(5) for width in widths]
+        pairs: list[tuple[float, float]] = []
+        for width in 5 * widths:
+            if perf_counter() > stop:
+                break
+            pairs.append((self.step(width), self.step(width)))
+        if len(pairs) < len(widths):
+            return 0.0
         return max(0.0, float(np.median([changed - same for changed, same in pairs])))
