@@ -177,34 +177,6 @@ def test_one_odd_step_changes_little() -> None:
     assert costs.steady(100)[1] < 10 * 1.2
 
 
-def steps_with_a_wake(costs: StepCosts, wake_s: tuple[float, ...], n: int = 12) -> None:
-    """Wide steps, each behind plain ones that take longer at first."""
-    for _ in range(n):
-        costs.observe(4, 100, float(costs.steady(100)[4]), 1)
-        for more_s in wake_s:
-            costs.observe(1, 100, 1.0 + more_s, 1)
-
-
-@pytest.mark.parametrize(
-    ("wake_s", "seconds"),
-    [
-        ((0.0,) * 6, 0.0),
-        ((0.5, 0.2, 0.1, 0.0, 0.0), 0.8),
-        ((0.5, 0.2), 0.7),  # then drafted again
-        ((0.9,) * 4 + (0.0,) * 4, 2.0),
-    ],
-)
-def test_a_wide_step_behind_plain_ones_is_charged_what_it_leaves_behind(
-    wake_s: tuple[float, ...], seconds: float
-) -> None:
-    costs = StepCosts(CostTable((1, 4), (0,), ((1.0, 1.5),)), 4)
-    steps_with_a_wake(costs, wake_s)
-    assert costs.next_step(100)[4] - costs.steady(100)[4] == pytest.approx(seconds, abs=0.1)
-    assert costs.steady(100)[1] == pytest.approx(1.0, abs=0.05)
-    costs.observe(4, 100, 1.5, 1)
-    assert costs.next_step(100)[4] == pytest.approx(costs.steady(100)[4])
-
-
 def test_a_machine_that_stays_slower_is_told_once() -> None:
     told: list[int] = []
     costs = StepCosts(TABLE, 8, lambda: told.append(1))

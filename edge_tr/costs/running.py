@@ -40,25 +40,13 @@ _BELIEVED = 0.5
 """Share in a correction of a step that was shorter by more than that factor."""
 
 
-_WAKE_STEPS = 4
-"""Plain steps behind a wider one that may be slower for it: where the last cache is shared with
-others, a longer step loses more of the weights from it."""
-
-_MOST_WAKE = 2.0
-"""What they may take more together, in plain steps; above, something else ran."""
-
-_UNPACED_STEPS = 32
-"""Steps after which plain steps just behind wider ones tell the pace too."""
-
-
 class StepCosts:
     """Seconds of a decode step: a measured table, corrected by the steps really taken.
 
     Each width has a factor on the table. A plain step corrects all of them, since it shows what
     the machine does now; a wider step corrects its own and a little its neighbours', where the
-    table was wrong. What plain steps behind a wider one take more than others is charged to the
-    first wide step behind plain ones. A width that is thought too dear is not tried, so that a
-    drafter should take a plain step and a short draft now and then.
+    table was wrong. A width that is thought too dear is not tried, so that a drafter should take
+    a plain step and a short draft now and then.
 
     Parameters
     ----------
@@ -102,9 +90,6 @@ class StepCosts:
         self._row_of = -1
         self.change_s = table.change_s if table is not None else 0.0
         self._last_width = 1
-        self._wake = self._wake_now = 0.0
-        self._n_wakes = self._n_unpaced = 0
-        self._n_behind = _WAKE_STEPS
         self._log_drift = 0.0
         self._on_drift: Callable[[], None] | None = on_drift
         self._on_extend = on_extend
@@ -138,8 +123,6 @@ class StepCosts:
         seconds = self.steady(n_past) + self.change_s
         if self._last_width <= self.max_width:
             seconds[self._last_width] -= self.change_s
-        if self._last_width == 1:
-            seconds[2:] += min(max(0.0, self._wake), _MOST_WAKE) * seconds[1]
         return seconds
 
     def _table_row(self, n_past: int) -> Float64:
@@ -198,19 +181,11 @@ class StepCosts:
                 expected += self.change_s
             surprise = self._surprise(seconds / expected, int(self._n_seen[n_tokens]))
             self._n_seen[n_tokens] += 1
-            self._n_unpaced += 1
             if n_tokens == 1:
-                if self._n_behind < _WAKE_STEPS:
-                    self._follow_wake(seconds / expected - 1)
-                    is_paced = self._last_width == 1 and self._n_unpaced > _UNPACED_STEPS
-                else:
-                    is_paced = True
-                if is_paced:
+                # Behind a wider step a plain one is slower than in a row.
+                if self._last_width == 1:
                     self._pace *= math.exp(surprise)
-                    self._n_unpaced = 0
             else:
-                self._end_wake()
-                self._n_behind = 0
                 self._factor *= np.exp(surprise * self._share[n_tokens])
                 if self._n_seen[n_tokens] >= _DRIFT_WIDE_STEPS and is_usual:
                     self._tell_drift(math.log(self._factor[n_tokens]))
@@ -224,22 +199,6 @@ class StepCosts:
         if ratio < 1 / _SURPRISE:
             return _BELIEVED * math.log(ratio)
         return max(_CORRECTION, 0.4 / (1 + n_seen)) * math.log(min(ratio, _SURPRISE))
-
-    def _follow_wake(self, excess: float) -> None:
-        """Take note of a plain step close behind a wider one, which took ``excess`` of a plain
-        step more than one."""
-        self._wake_now += min(max(excess, -0.5), 1.0)
-        self._n_behind += 1
-        if self._n_behind == _WAKE_STEPS:
-            self._end_wake()
-
-    def _end_wake(self) -> None:
-        """Believe what the plain steps behind the last wide one took more, if there were any."""
-        if self._wake_now != 0:
-            self._n_wakes += 1
-            share = max(_CORRECTION, 1 / (1 + self._n_wakes))
-            self._wake += share * (self._wake_now - self._wake)
-            self._wake_now = 0.0
 
     def _follow_drift(self, ratio: float) -> None:
         """Take note of a plain step that took ``ratio`` times as long as was measured."""
