@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass
 from edge_tr.config import ContextConfig, DraftConfig, affordable_snapshots, fixed_snapshots
 from edge_tr.errors import ModelLoadError
 from edge_tr.gguf_file.info import GGUFInfo
-from edge_tr.llama import kernels
 from edge_tr.machine import facts
 
 _VALUE_BYTES = {"f32": 4.0, "f16": 2.0, "bf16": 2.0, "q8_0": 34 / 32, "q4_0": 18 / 32,
@@ -62,6 +61,8 @@ def memory_needs(info: GGUFInfo, context: ContextConfig, draft: DraftConfig) -> 
     if info.sliding_window and not context.swa_full:
         n_cells = min(n_ctx, info.sliding_window + n_ubatch)  # of most layers, at least
     value_bytes = (_VALUE_BYTES[context.type_k] + _VALUE_BYTES[context.type_v]) / 2
+    from edge_tr.llama import kernels  # the doctor must live where llama.cpp cannot be loaded
+
     scores = 0 if context.flash_attn or kernels.attend(info, context) else info.n_heads * n_ctx
     wide = max(info.n_vocab, scores) + info.n_ff + 4 * info.n_embd
     return MemoryNeeds(

@@ -142,17 +142,27 @@ def test_a_missing_library_gets_its_own_advice(fake_llama_cpp: Callable[[str], N
     assert "LD_LIBRARY_PATH" in build_check.advice(check)
 
 
-@pytest.mark.parametrize("name", ["Session", "Llama"])
 def test_a_build_that_cannot_be_loaded_is_an_error_of_ours(
-    fake_llama_cpp: Callable[[str], None], name: str
+    fake_llama_cpp: Callable[[str], None],
 ) -> None:
     fake_llama_cpp(NO_DRIVER)
-    command = [sys.executable, "-c", f"import edge_tr\nedge_tr.{name}"]
+    command = [sys.executable, "-c", "import edge_tr\nedge_tr.Session"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     last = done.stderr.splitlines()[-1]
     assert last.startswith("edge_tr.errors.NativeBuildError: llama.cpp cannot be loaded: ")
     assert "The NVIDIA driver is missing: install it, or run: make build PRESET=cpu" in last
+
+
+def test_the_doctor_runs_where_llama_cpp_cannot_be_loaded(
+    fake_llama_cpp: Callable[[str], None],
+) -> None:
+    fake_llama_cpp(NO_DRIVER)
+    command = [sys.executable, "-m", "edge_tr.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    problem = json.loads(done.stdout)["problems"][0]
+    assert "libcuda.so.1" in problem["what"]
+    assert "The NVIDIA driver is missing" in problem["do"]
 
 
 def test_a_missing_driver_gets_its_own_advice() -> None:

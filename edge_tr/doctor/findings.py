@@ -86,7 +86,7 @@ def report(
     }
     problems = _build_problems(check, sets)
     problems += _gpu_problems(found["gpus"], check.build)
-    if model is not None:
+    if model is not None and check.build:
         found["model"], wrong = _place(model, n_gpu_layers, found, n_ctx)
         problems += wrong
     elif check.works:

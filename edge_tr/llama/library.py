@@ -1,4 +1,8 @@
-"""llama.cpp as a loaded library: one import, its log kept, its functions by name."""
+"""llama.cpp as a loaded library: one import, its log kept, its functions by name.
+
+Importing this raises NativeBuildError where the build cannot be loaded, as one for CUDA without
+NVIDIA's driver.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,17 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import llama_cpp
-from llama_cpp import llama_cpp as lib
-from llama_cpp._ctypes_extensions import load_shared_library
-
+from edge_tr.errors import NativeBuildError
+from edge_tr.machine.build_check import BuildCheck, advice
 from edge_tr.machine.build_child import cpu_library
+
+try:
+    import llama_cpp
+    from llama_cpp import llama_cpp as lib
+    from llama_cpp._ctypes_extensions import load_shared_library
+except (OSError, RuntimeError) as error:  # a library that it was linked with is missing
+    _found = BuildCheck({}, str(error), "")
+    raise NativeBuildError(f"llama.cpp cannot be loaded: {error}. {advice(_found)}") from error
 
 __all__ = [
     "forget_errors",
