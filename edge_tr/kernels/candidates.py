@@ -17,7 +17,8 @@ text, 26 to 45 and 46 to 48 stand for 1 to 20 and 23 to 25.
 A stored probability is a softmax over the k candidates of a row only, kept as such a code.
 
 Many arrays go together. Python hands them over as plain tuples, which Numba takes at the cost of
-their members; inside they have names (``Sources``, ``Committed``, ``Nodes``, ``Growing``).
+their members; inside they have names (``Sources``, ``Committed``, ``Nodes``, ``Growing``). None is
+assigned whole: Numba would compile its error's text too, for seconds.
 """
 
 from __future__ import annotations
@@ -443,11 +444,11 @@ def _pop(heap_p: Array, heap_item: Array, n: int) -> None:
 def _plant(line: Committed, growing: Growing) -> None:
     """Make the last committed token the root."""
     growing.token[0], growing.parent[0], growing.depth[0] = line.tokens[line.n - 1], -1, 0
-    growing.n_children[0] = 0
-    growing.chance[0] = 1.0
-    growing.rate[:, 0] = line.match_rate
-    growing.n_matches[0] = line.n_matches
-    growing.matches[:, 0, : line.n_matches] = line.matches[:, : line.n_matches]
+    growing.n_children[0], growing.chance[0], growing.n_matches[0] = 0, 1.0, line.n_matches
+    for i in range(2):
+        growing.rate[i, 0] = line.match_rate[i]
+        for j in range(line.n_matches):
+            growing.matches[i, 0, j] = line.matches[i, j]
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
@@ -496,12 +497,12 @@ def _take_top(line: Committed, growing: Growing, n: int, n_heap: int) -> None:
     """Make the most probable path of the heap node ``n``, with the matches that agree."""
     token, up = growing.heap_item[0, 0], growing.heap_item[1, 0]
     growing.token[n], growing.parent[n] = token, up
-    growing.depth[n] = growing.depth[up] + 1
-    growing.chance[n] = growing.heap_p[0]
+    growing.depth[n], growing.chance[n] = growing.depth[up] + 1, growing.heap_p[0]
     _pop(growing.heap_p, growing.heap_item, n_heap)
     growing.n_children[up] += 1
     growing.n_children[n] = 0
-    growing.rate[:, n] = growing.rate[:, up]
+    for i in range(2):
+        growing.rate[i, n] = growing.rate[i, up]
     n_matches = _match_tokens(line, growing, up)
     place, length = growing.matches[0], growing.matches[1]
     _follow_rates(growing.rate[:, n], place[up], growing.match_token, n_matches, token)
@@ -691,8 +692,8 @@ def insert_pairs(sources: Any, new_keys: Array, new_rows: Array, new_codes: Arra
     for i in range(new_keys.shape[0]):
         a, b = new_keys[i] >> 32, new_keys[i] & np.int64(0xFFFFFFFF)
         place = _claim_pair(known.pair_keys, known.pair_stamps, a, b, i + 1)
-        known.pair_rows[place] = new_rows[i]
-        known.pair_codes[place] = new_codes[i]
+        for j in range(new_rows.shape[1]):
+            known.pair_rows[place, j], known.pair_codes[place, j] = new_rows[i, j], new_codes[i, j]
 
 
 @njit(cache=CACHE, nogil=True)

@@ -56,7 +56,9 @@ def topk_rows(logits: Array, first: int, last: int, ids: Array, values: Array) -
     for r in range(first, last):
         row = logits[r]
         bits = row.view(np.int32)
-        kth[:] = _LOWEST_KEY
+        best_ids, best = ids[r], values[r]
+        for slot in range(k):
+            kth[slot], best_ids[slot], best[slot] = _LOWEST_KEY, -1, -np.inf
         for b in range(n_blocks):
             start = b * _BLOCK
             # The constant trip count is what LLVM turns into SIMD.
@@ -72,10 +74,6 @@ def topk_rows(logits: Array, first: int, last: int, ids: Array, values: Array) -
                     slot -= 1
                 kth[slot] = most
         least = kth[k - 1]
-        best_ids = ids[r]
-        best = values[r]
-        best_ids[:] = -1
-        best[:] = -np.inf
         threshold = best[k - 1]
         for b in range(n_blocks):
             if block_best[b] < least:

@@ -35,7 +35,7 @@ class Llama(OpenedLlama):
     ----------
     model_path : the GGUF file.
     speculative : "auto" drafts as many tokens as pay on this machine (what decode steps cost here
-        is measured for some seconds the first time), "off" decodes plainly, a ``TreeTemplate`` or
+        is measured for about a second the first time), "off" decodes plainly, a ``TreeTemplate`` or
         a list of rank paths drafts that tree at every step.
     exact : draft only with batch widths whose logits are bit-equal to those of plain decoding.
     matrix_path : file of what was learned, read now and written by ``close()`` and at exit; None =
