@@ -555,9 +555,9 @@ def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tr
     max_nodes, max_depth, max_lanes = bounds
     seconds, price = worth
     _plant(committed, growing)
-    n, n_heap, n_lanes = 1, 0, 1
-    best_n, best_value, gained = 1, 0.0, 0.0
-    node = 0
+    node, n_heap = np.int64(0), np.int64(0)  # plain constants have what they call compiled twice
+    n, n_lanes, best_n = np.int64(1), 1, np.int64(1)
+    best_value, gained = 0.0, 0.0
     while True:
         if growing.depth[node] < max_depth and growing.chance[node] > _LEAST_CHANCE:
             n_heap = _push_children(known, committed, growing, node, n_heap)
