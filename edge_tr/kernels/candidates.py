@@ -579,7 +579,7 @@ def grow_tree(sources: Any, line: Any, bounds: Any, worth: Any, scratch: Any, tr
         if value > best_value:
             best_n, best_value = n, value
     _write_by_depth(growing, best_n, tree[0], tree[1], tree[2], tree[3])
-    return best_n
+    return int(best_n)
 
 
 @njit(cache=CACHE, nogil=True, forceinline=True)
