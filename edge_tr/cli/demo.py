@@ -146,7 +146,7 @@ class _Demo:
                 pass
             return str(session.target.plain_reason)
 
-    def _open(self, tree: Any) -> Session:
+    def _open(self, tree: Any, **others: Any) -> Session:
         from edge_tr.config import ContextConfig, DraftConfig
         from edge_tr.session import Session
 
@@ -154,6 +154,7 @@ class _Demo:
         context = ContextConfig(n_ctx=1024, n_threads=threads, n_threads_batch=threads)
         if not self.has_kernels:
             context = replace(context, flash_attn=True, type_k="q8_0", type_v="q8_0")
+        context = replace(context, **others)
         draft = DraftConfig(speculative=tree, start="empty")
         return Session(
             self.path,
@@ -164,15 +165,17 @@ class _Demo:
         )
 
     def measure_published(self) -> comparison.Run:
-        """Plain decoding with llama.cpp's own kernels."""
+        """Plain decoding with llama.cpp's own kernels, and its default of flash attention."""
         from edge_tr.llama import kernels
 
         with kernels.only(0):
-            return self.measure("llama.cpp alone, plain", "off")
+            return self.measure("llama.cpp alone, plain", "off", flash_attn=True)
 
-    def measure(self, name: str, tree: Any, *, show: bool = False) -> comparison.Run:
+    def measure(
+        self, name: str, tree: Any, *, show: bool = False, **context: Any
+    ) -> comparison.Run:
         """Answer the prompt once, from an empty matrix and an empty cache."""
-        with self._open(tree) as session:
+        with self._open(tree, **context) as session:
             prompt = session.prompt_tokens(self.args.prompt)
             answer = self.guard.answer(session, prompt, max_tokens=self.args.max_tokens)
             for piece in answer:
