@@ -143,3 +143,43 @@ def test_costs_measured_while_another_measures_are_measured_again(
     assert costs_of(target, k=8, n_threads=1) == TABLE
     assert costs_of(target, k=8, n_threads=1) == TABLE
     assert len(measured) == 3
+
+
+def test_a_slower_second_measurement_is_not_believed(
+    measured: list[dict[str, Any]], cache: Path
+) -> None:
+    target = KnownFake(n_ctx=600)
+    seconds = tuple(tuple(s / 2 for s in row) for row in TABLE.seconds)
+    known = replace(TABLE, seconds=seconds, steady=False)
+    save_costs(cost_key(target, 8, 1), known)
+    for _ in range(2):
+        assert costs_of(target, k=8, n_threads=1) == replace(known, steady=True)
+    assert len(measured) == 1
+
+
+class CrowdedFake(KnownFake):
+    """Its threads are ours to choose."""
+
+    may_change_threads = True
+    n_threads = 4
+
+    def set_threads(self, n: int) -> None:
+        self.n_threads = n
+
+
+@pytest.mark.parametrize("crowded", [False, True])
+def test_beside_other_programs_costs_are_measured_with_half_of_the_threads_and_not_kept(
+    monkeypatch: pytest.MonkeyPatch, cache: Path, crowded: bool
+) -> None:
+    target, used = CrowdedFake(n_ctx=600), []
+
+    def measure(target: CrowdedFake, **options: Any) -> CostTable:
+        used.append(target.n_threads)
+        return TABLE
+
+    monkeypatch.setattr(kept_costs, "measure_costs", measure)
+    monkeypatch.setattr(kept_costs, "is_crowded", lambda *_: crowded)
+    assert costs_of(target, k=8, n_threads=1).steady is not crowded
+    assert used == [2 if crowded else 4]
+    assert target.n_threads == 4
+    assert (load_costs(cost_key(target, 8, 1)) is None) is crowded

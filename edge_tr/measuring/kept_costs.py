@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,7 +15,7 @@ from edge_tr.errors import ConfigError
 from edge_tr.files.paths import cache_dir
 from edge_tr.files.whole_file import write_whole
 from edge_tr.measuring.lock import measuring_alone
-from edge_tr.measuring.steps import measure_costs
+from edge_tr.measuring.steps import is_crowded, measure_costs
 from edge_tr.target import TargetModel, widest_step
 
 _FORMAT = 6
@@ -43,8 +44,10 @@ def costs_of(
     """The costs of this target: those kept on disk, else measured now.
 
     Costs that were measured while the machine did something else too are measured once more at
-    the next start, unless someone asked for that measurement; those that were measured while
-    another program measured, until one is alone.
+    the next start, unless someone asked for that measurement, and the faster of the two are kept;
+    those that were measured while another program measured, until one is alone. Where half of the
+    threads are faster than all, since other programs compute, costs are measured with half of
+    them and not kept.
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ def costs_of(
     if known is not None and known.steady:
         return known
     max_width = min(_MAX_WIDTH, widest_step(target), target.n_ctx // 4)
-    with measuring_alone(progress=progress) as is_alone:
+    with measuring_alone(progress=progress) as is_alone, _fewer_threads(target, anew) as crowded:
         table = measure_costs(
             target,
             k=k,
@@ -67,13 +70,33 @@ def costs_of(
             n_tries=n_tries,
             progress=progress,
         )
-    if not is_alone:
+    if known is not None and known.seconds[0][0] < table.seconds[0][0]:
+        table = known  # what else ran made it slower
+    if not is_alone or crowded:
         table = replace(table, steady=False)
     elif anew or known is not None:
         table = replace(table, steady=True)
-    if keep:
+    if keep and not crowded:
         save_costs(key, table)
     return table
+
+
+@contextmanager
+def _fewer_threads(target: KnownTarget, anew: bool) -> Iterator[bool]:
+    """Measure with half of the threads where these are ours to choose and half is faster; whether
+    that is so. Who asked for a measurement gets that of all threads."""
+    if anew or not getattr(target, "may_change_threads", False):
+        yield False
+        return
+    n_threads, set_threads = target.n_threads, target.set_threads  # type: ignore[attr-defined]
+    if n_threads < 2 or not is_crowded(target, set_threads, n_threads):
+        yield False
+        return
+    set_threads(n_threads // 2)
+    try:
+        yield True
+    finally:
+        set_threads(n_threads)
 
 
 def cost_key(target: KnownTarget, k: int, n_threads: int) -> dict[str, Any]:

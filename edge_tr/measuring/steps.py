@@ -23,6 +23,9 @@ _MOST_PLAIN = 64
 """Seconds, and number, of plain steps in a row at most: where the weights fit the last cache, it
 takes some tens of them until a step behind wider ones is as fast as plain decoding."""
 
+_CROWDED = 1.3
+"""So many times as fast must half of the threads be for other programs to be what slows all."""
+
 _FEW_TOKENS = 16
 """Tokens that are read at first, to see how fast the model is."""
 
@@ -92,6 +95,26 @@ def measure_costs(
     meter.lanes.recover(0)
     more = {"first_rows_s": first_rows_s, "row_s": row_s, "change_s": meter.change_s}
     return median_table(widths, contexts, samples, **more, steady=all_steady)
+
+
+def is_crowded(target: TargetModel, set_threads: Callable[[int], object], n_threads: int) -> bool:
+    """Whether plain steps are faster with half of the threads, since other programs compute;
+    clears the target's cache, and leaves all threads.
+
+    Parameters
+    ----------
+    set_threads : is called with the number of threads for the steps that follow.
+    n_threads : all of them.
+    """
+    meter = _Meter(target, TopK(1), 2, *random_text(target))
+    meter.read(min(_FEW_TOKENS, target.n_ctx // 4))
+    seconds = {}
+    for n in (n_threads, max(1, n_threads // 2)):
+        set_threads(n)
+        seconds[n] = min(meter.step(1) for _ in range(3))
+    set_threads(n_threads)
+    meter.lanes.recover(0)
+    return _CROWDED * seconds[max(1, n_threads // 2)] < seconds[n_threads]
 
 
 def measure_two(target: TargetModel, topk: TopK, width: int, *, steady: bool = True) -> CostTable:
