@@ -12,6 +12,9 @@ from collections.abc import Callable
 _SLOW = 2.5
 """Mean of the last steps, in what they should cost, from which on fewer threads are tried."""
 
+_VERY_SLOW = 10.0
+"""Two steps in a row that are so much slower are enough: more would take seconds."""
+
 _MOST = 20.0
 """One step counts for at most so much."""
 
@@ -85,11 +88,14 @@ class Crowding:
             self._wait = _WAIT
         if self._hold > 0:
             self._hold -= 1
-        elif len(self._last) == _STEPS or too_early:
+        elif len(self._last) == _STEPS or too_early or self._is_very_slow():
             self._slow = sum(self._last) / len(self._last)
             if self._slow > _SLOW and self.n_threads > 1:
                 self._free_cores()
                 self._use(max(1, self.n_threads // 2))
+
+    def _is_very_slow(self) -> bool:
+        return len(self._last) > 1 and min(self._last[-1], self._last[-2]) > _VERY_SLOW
 
     def _with_fewer(self) -> None:
         mean = sum(self._last) / len(self._last)
