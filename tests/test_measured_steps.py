@@ -155,25 +155,31 @@ def test_a_short_measurement_takes_about_the_time_allowed(
     assert set(range(1, 9)) <= set(table.widths)
 
 
-@pytest.mark.parametrize(("beside", "crowded"), [(False, False), (True, True)])
-def test_half_of_the_threads_faster_than_all_tell_of_other_programs(
-    monkeypatch: pytest.MonkeyPatch, beside: bool, crowded: bool
+@pytest.mark.parametrize(
+    ("all_s", "free", "crowded"),
+    [
+        (0.01, 0.0, False),
+        (0.5, 0.0, True),
+        (0.5, 1.0, False),  # all threads are too many, whoever else runs
+        (0.5, None, False),
+    ],
+)
+def test_half_of_the_threads_faster_and_no_core_free_tell_of_other_programs(
+    monkeypatch: pytest.MonkeyPatch, all_s: float, free: float | None, crowded: bool
 ) -> None:
     target, threads = TimedTarget(n_ctx=200, n_batch=32), [2]
-
-    def set_threads(n: int) -> None:
-        threads.append(n)
-        target.change_s = 0.5 if beside and n == 2 else 0.01 * (n == 1)
-        target.last_width = 0
-
     decode = target.decode
 
     def slow(batch: Batch) -> Float32:
         target.last_width = 0  # each step is charged
         return decode(batch)
 
+    def set_threads(n: int) -> None:
+        threads.append(n)
+        target.change_s = all_s if n == 2 else 0.01
+
     monkeypatch.setattr(target, "decode", slow)
     monkeypatch.setattr(steps, "perf_counter", lambda: target.now)
-    assert steps.is_crowded(target, set_threads, 2) is crowded
+    assert steps.is_crowded(target, set_threads, 2, lambda: free) is crowded
     assert threads[-1] == 2
     assert (target.pos == -1).all()

@@ -14,6 +14,7 @@ from edge_tr.costs.table import CostTable
 from edge_tr.errors import ConfigError
 from edge_tr.files.paths import cache_dir
 from edge_tr.files.whole_file import write_whole
+from edge_tr.machine.idle import IdleCores
 from edge_tr.measuring.lock import measuring_alone
 from edge_tr.measuring.steps import is_crowded, measure_costs
 from edge_tr.target import TargetModel, widest_step
@@ -89,7 +90,7 @@ def _fewer_threads(target: KnownTarget, anew: bool) -> Iterator[bool]:
         yield False
         return
     n_threads, set_threads = target.n_threads, target.set_threads  # type: ignore[attr-defined]
-    if n_threads < 2 or not is_crowded(target, set_threads, n_threads):
+    if n_threads < 2 or not is_crowded(target, set_threads, n_threads, IdleCores()):
         yield False
         return
     set_threads(n_threads // 2)

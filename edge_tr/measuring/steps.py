@@ -26,6 +26,9 @@ takes some tens of them until a step behind wider ones is as fast as plain decod
 _CROWDED = 1.3
 """So many times as fast must half of the threads be for other programs to be what slows all."""
 
+_ROOM = 0.5
+"""Part of a core that may be missing where nothing else runs."""
+
 _FEW_TOKENS = 16
 """Tokens that are read at first, to see how fast the model is."""
 
@@ -97,24 +100,35 @@ def measure_costs(
     return median_table(widths, contexts, samples, **more, steady=all_steady)
 
 
-def is_crowded(target: TargetModel, set_threads: Callable[[int], object], n_threads: int) -> bool:
-    """Whether plain steps are faster with half of the threads, since other programs compute;
-    clears the target's cache, and leaves all threads.
+def is_crowded(
+    target: TargetModel,
+    set_threads: Callable[[int], object],
+    n_threads: int,
+    free_cores: Callable[[], float | None],
+) -> bool:
+    """Whether plain steps are faster with half of the threads, and the other cores have no time
+    for more; clears the target's cache, and leaves all threads.
 
     Parameters
     ----------
     set_threads : is called with the number of threads for the steps that follow.
     n_threads : all of them.
+    free_cores : see ``Crowding``; where it does not know, nothing is said to be crowded.
     """
     meter = _Meter(target, TopK(1), 2, *random_text(target))
     meter.read(min(_FEW_TOKENS, target.n_ctx // 4))
-    seconds = {}
-    for n in (n_threads, max(1, n_threads // 2)):
+    half, seconds = max(1, n_threads // 2), {}
+    for n in (n_threads, half):
         set_threads(n)
         seconds[n] = min(meter.step(1) for _ in range(3))
+    free: float | None = None
+    if _CROWDED * seconds[half] < seconds[n_threads]:
+        free_cores()
+        meter.plain_steps(_PLAIN_S)
+        free = free_cores()
     set_threads(n_threads)
     meter.lanes.recover(0)
-    return _CROWDED * seconds[max(1, n_threads // 2)] < seconds[n_threads]
+    return free is not None and free < n_threads - half - _ROOM
 
 
 def measure_two(target: TargetModel, topk: TopK, width: int, *, steady: bool = True) -> CostTable:
