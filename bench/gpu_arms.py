@@ -140,14 +140,12 @@ class Arms:
         matrix = AdjacencyMatrix(target.n_vocab, K)
         if name == "paper":
             return FixedTreeDrafter(matrix, TreeTemplate.paper())
-        recycler = GrownTreeDrafter(
+        return GrownTreeDrafter(
             Candidates(matrix),
             n_ctx=target.n_ctx,
             max_nodes=int(name.removeprefix("recycler")),
             max_lanes=target.n_lanes,
         )
-        recycler.compile()
-        return recycler
 
     def close(self) -> None:
         """Free every context and the model."""

@@ -105,7 +105,6 @@ def plain_steps(model: str, n_tokens: int, n_repeats: int) -> dict[str, float]:
             max_lanes=target.n_lanes,
             harvest=False,
         )
-        drafter.compile()
         decoders = {"asked": Decoder(target, drafter, costs=costs), "off": session.decoder}
         prompt = session.prompt_tokens(text)
         found: dict[str, list[float]] = {name: [] for name in decoders}

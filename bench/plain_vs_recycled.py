@@ -73,7 +73,6 @@ class Recycled:
             max_nodes=costs.max_width - 1,
             max_lanes=self._target.n_lanes,
         )
-        recycler.compile()
         return Decoder(
             self._target,
             recycler,

@@ -12,7 +12,7 @@ from edge_tr.costs.crowding import Crowding
 from edge_tr.costs.running import StepCosts
 from edge_tr.decode.decoder import Decoder
 from edge_tr.decode.topk import default_threads
-from edge_tr.drafts import history_file, matrix_file
+from edge_tr.drafts import compiled, history_file, matrix_file
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.candidates import Candidates
 from edge_tr.drafts.draft import Drafter
@@ -21,7 +21,7 @@ from edge_tr.drafts.grown_tree import GrownTreeDrafter
 from edge_tr.drafts.history import History
 from edge_tr.drafts.template import TreeTemplate
 from edge_tr.errors import CancelledError, ConfigError, MatrixDamagedError, MatrixFileError
-from edge_tr.machine.idle import IdleCores
+from edge_tr.machine.idle import IdleCores, cores_now
 from edge_tr.measuring.kept_costs import KnownTarget, cost_key, costs_of, forget_costs, save_costs
 from edge_tr.measuring.limit import time_limit, within
 from edge_tr.measuring.steps import extend_costs
@@ -180,6 +180,7 @@ class Drafting:
             max_width=max_width,
             n_threads=n_threads,
             measure_behind=extend_costs if target.can_rewind else None,
+            is_ready=self._compiled(drafter),
         )
 
     def _make_drafter(self, n_threads: int) -> tuple[StepCosts | None, Drafter]:
@@ -202,7 +203,7 @@ class Drafting:
         key = cost_key(target, config.k, n_threads)
         crowding = None
         if getattr(target, "may_change_threads", False):
-            crowding = Crowding(target.n_threads, target.set_threads, IdleCores())  # type: ignore[attr-defined]
+            crowding = Crowding(target.n_threads, target.set_threads, IdleCores(), cores_now)  # type: ignore[attr-defined]
         costs = StepCosts(
             table,
             table.widths[-1],
@@ -219,8 +220,15 @@ class Drafting:
             harvest=harvest,
             history=self.history,
         )
-        recycler.compile()
         return costs, recycler
+
+    def _compiled(self, drafter: Drafter) -> Callable[[], bool]:
+        """Have what the drafter needs compiled; tells whether it is."""
+        if not isinstance(drafter, GrownTreeDrafter):
+            return lambda: True
+        if compiled.compile_beside():
+            self._progress("compiling the drafter beside the first answer, once on this machine")
+        return compiled.is_ready
 
     def explain(self) -> str:
         """What automatic mode chose in the last generation and why; empty where it had no

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from edge_tr import models
+from edge_tr.drafts import compiled
 from edge_tr.gguf_file.info import inspect
 
 
@@ -24,6 +25,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             pytest.skip("this build of llama.cpp sees no GPU")
         if item.get_closest_marker("model") and all("llvmpipe" in name for name in names):
             pytest.skip("a real model takes an hour on Mesa's software device")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def compiled_kernels() -> None:
+    """No answer is plain because the drafter is still being compiled."""
+    compiled.compile_now()
 
 
 @pytest.fixture(scope="session")

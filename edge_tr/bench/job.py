@@ -18,6 +18,7 @@ from edge_tr.bench.pairs import Records
 from edge_tr.bench.questions import load_questions, sample
 from edge_tr.bench.report import quoted
 from edge_tr.config import ContextConfig
+from edge_tr.drafts import compiled
 from edge_tr.errors import ConfigError
 from edge_tr.models.catalog import entry
 
@@ -102,6 +103,7 @@ def run_job(
     if not records.all:
         shutil.rmtree(state, ignore_errors=True)
     state.mkdir(parents=True, exist_ok=True)
+    compiled.compile_now()
     result = {
         "bench": "edge-tr",
         "experiment": name,

@@ -85,8 +85,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
+    from edge_tr.drafts import compiled
     from edge_tr.drafts.template import SMALL_TREE, TreeTemplate
 
+    compiled.compile_now()
     demo = _Demo(args, path, guard)
     paper = TreeTemplate.paper()
     reason = demo.prepare(paper)

@@ -6,8 +6,10 @@ another program has its core, a step takes many times as long as with the thread
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from time import monotonic
 
 _SLOW = 2.5
 """Mean of the last steps, in what they should cost, from which on fewer threads are tried."""
@@ -36,6 +38,10 @@ _ROOM = 0.3
 """Part of a core that may be missing where all threads are tried again."""
 
 
+_SPIN_S = 0.02
+"""Threads of llama.cpp look for more work for less than this after a step."""
+
+
 class Crowding:
     """Chooses the number of threads by what the steps cost.
 
@@ -44,6 +50,7 @@ class Crowding:
     n_threads : as many as steps were measured with.
     set_threads : is called with the number of threads for the steps that follow.
     free_cores : cores that were idle since it was called last; None where that is not known.
+    cores_now : see ``machine.idle``.
 
     Attributes
     ----------
@@ -55,10 +62,13 @@ class Crowding:
         n_threads: int,
         set_threads: Callable[[int], object],
         free_cores: Callable[[], float | None],
+        cores_now: Callable[[int, int], int | None] = lambda wanted, own: None,
     ) -> None:
         self.n_threads = self.n_used = n_threads
         self._set_threads = set_threads
         self._free_cores = free_cores
+        self._cores_now = cores_now
+        self._stepped_at = -math.inf
         self._last: deque[float] = deque(maxlen=_STEPS)
         self._slow = 0.0
         self._n_steps = 0
@@ -70,9 +80,20 @@ class Crowding:
         """Whether steps are taken as they were measured."""
         return self.n_used == self.n_threads
 
+    def begin(self) -> None:
+        """A text begins: its threads are no more than there are cores without other programs."""
+        if self.is_usual and self.n_threads > 1:
+            is_spinning = monotonic() - self._stepped_at < _SPIN_S
+            n_cores = self._cores_now(self.n_threads, is_spinning * (self.n_threads - 1))
+            if n_cores is not None and n_cores < self.n_threads:
+                self._slow = math.inf
+                self._free_cores()
+                self._use(max(1, n_cores))
+
     def observe(self, ratio: float) -> bool:
         """Take note of a step that took ``ratio`` times what it should cost with all threads;
         whether the number of threads changed."""
+        self._stepped_at = monotonic()
         self._last.append(min(ratio, _MOST))
         self._n_steps += 1
         before = self.n_used

@@ -154,6 +154,14 @@ class StepCosts:
         self.table = self.table.extended(n_past, own)
         self._row_of = -1
 
+    def begin(self) -> None:
+        """A text begins, whose prompt is read now."""
+        if self.crowding is not None:
+            used = self.crowding.n_used
+            self.crowding.begin()
+            if self.crowding.n_used != used:
+                self._n_seen[1] = 0  # as in ``observe``
+
     def forget_rate(self) -> None:
         """Another text begins, in which a second may be worth less."""
         self.rate = self._tokens = self._seconds = 0.0

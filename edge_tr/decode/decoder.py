@@ -5,7 +5,7 @@ How a prompt is read stands in ``committed``, what a step does in ``step_loop``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from time import perf_counter
 
@@ -42,6 +42,7 @@ class Decoder:
     n_threads : threads for the top-k of large vocabularies.
     measure_behind : ``measuring.steps.extend_costs``, called before the last part of a prompt that
         is far longer than the contexts that ``costs`` were measured at; None leaves it out.
+    is_ready : whether the drafter can be used yet, asked until it can; steps before are plain.
 
     Attributes
     ----------
@@ -63,6 +64,7 @@ class Decoder:
         max_width: int | None = None,
         n_threads: int = 1,
         measure_behind: MeasureBehind | None = None,
+        is_ready: Callable[[], bool] = lambda: True,
     ) -> None:
         if max_width is not None and max_width < 1:
             raise ConfigError(f"max_width {max_width} is not allowed; it must be 1 or more")
@@ -79,7 +81,9 @@ class Decoder:
         batch = Batch(max(target.n_batch, n_nodes + 1), target.n_lanes)
         topk = TopK(drafter.k if drafter else 1, n_threads)
         self._committed = Committed(target, batch, topk)
-        self._steps = StepLoop(self._committed, drafter, self._costs, self._check_cancelled)
+        self._steps = StepLoop(
+            self._committed, drafter, self._costs, self._check_cancelled, is_ready
+        )
         self._running: Stats | None = None
         self._cancelled = False
 
@@ -234,8 +238,6 @@ class Decoder:
         started = perf_counter()
         with self._recovering():
             self._prefill(prompt, stats, rows, budget)
-            if self.drafter is not None:
-                self.drafter.begin(prompt, asked.sampler.temperature if asked.sampler else 0.0)
             emitted = self._steps.first(asked)
         seconds = perf_counter() - started
         stats.prefill_s += seconds
@@ -259,13 +261,14 @@ class Decoder:
     def _prefill(self, prompt: Int32, stats: Stats, rows: RowSink | None, budget: int) -> None:
         """Read what the cache does not hold yet; ``budget`` tokens are to be generated then."""
         self._steps.begin()
+        self._costs.begin()
         n_reused = self._committed.reuse(prompt)
         if stats.n_tokens == 0:
             stats.n_reused = n_reused
 
         def measure(n_past: int) -> None:
             # A long prompt is far from what was measured, and pays for it where the answer is long.
-            is_worth = self.drafter is not None and budget >= _WORTH_MEASURING
+            is_worth = self._steps.drafter is not None and budget >= _WORTH_MEASURING
             if is_worth and self._measure_behind is not None and self.costs.is_far(n_past):
                 committed = self._committed
                 cache = committed.topk, committed.lanes, committed.tokens
@@ -273,7 +276,7 @@ class Decoder:
 
         self._committed.read(
             prompt,
-            drafter=self.drafter,
+            drafter=self._steps.drafter,
             rows=rows,
             check=self._check_cancelled,
             before_last=measure,

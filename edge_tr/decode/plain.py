@@ -24,7 +24,6 @@ class PlainSteps:
     Parameters
     ----------
     committed : the sequence; each step adds to it.
-    drafter : learns from the runs; None keeps nothing.
     capacity : most steps of a run.
 
     Attributes
@@ -32,9 +31,8 @@ class PlainSteps:
     n : steps in the run.
     """
 
-    def __init__(self, committed: Committed, drafter: Drafter | None, capacity: int) -> None:
+    def __init__(self, committed: Committed, capacity: int) -> None:
         self._committed = committed
-        self._drafter = drafter
         self._chain = Draft(capacity)
         nodes = np.arange(capacity + 1, dtype=np.int32)
         self._chain.parent[:] = nodes - 1
@@ -48,8 +46,9 @@ class PlainSteps:
     def n(self) -> int:
         return len(self._emitted)
 
-    def step(self, sampler: Sampler | None, stats: Stats) -> tuple[int, float]:
-        """Decode the last token, the only one that the cache does not hold yet.
+    def step(self, sampler: Sampler | None, stats: Stats, *, keep: bool) -> tuple[int, float]:
+        """Decode the last token, the only one that the cache does not hold yet; ``keep`` it in
+        the run.
 
         Returns
         -------
@@ -71,7 +70,7 @@ class PlainSteps:
         if token < 0:
             raise DecodeError(NO_LOGIT)
         t2 = perf_counter()
-        if self._drafter is not None:
+        if keep:
             n = len(self._emitted)
             self._chain.token[n] = root
             self._ids[n] = ids[0]
@@ -89,14 +88,14 @@ class PlainSteps:
         """Drop the run."""
         self._emitted.clear()
 
-    def learn(self, stats: Stats) -> None:
+    def learn(self, drafter: Drafter | None, stats: Stats) -> None:
         """Let the drafter learn from the run, and start another."""
         n = len(self._emitted)
-        if self._drafter is None or n == 0:
+        if drafter is None or n == 0:
             return
         started = perf_counter()
         self._chain.n = n
         accepted = self._chain.all_nodes[1:n]
-        self._drafter.learn(self._chain, self._ids[:n], self._values[:n], accepted, self._emitted)
+        drafter.learn(self._chain, self._ids[:n], self._values[:n], accepted, self._emitted)
         self._emitted.clear()
         stats.recycle_s += perf_counter() - started

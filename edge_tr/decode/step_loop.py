@@ -44,6 +44,11 @@ class StepLoop:
     drafter : proposes a tree for each step; None decodes plainly.
     costs : takes note of what each step costs.
     check : raises where the user has cancelled; called before each call of the target.
+    is_ready : whether the drafter can be used yet; until then steps are plain.
+
+    Attributes
+    ----------
+    drafter : the drafter of the text that is running; None while it cannot be used.
     """
 
     def __init__(
@@ -52,13 +57,16 @@ class StepLoop:
         drafter: Drafter | None,
         costs: StepCosts,
         check: Callable[[], None],
+        is_ready: Callable[[], bool],
     ) -> None:
         self._committed = committed
-        self._drafter = drafter
+        self._own_drafter = drafter
+        self.drafter: Drafter | None = None
         self._costs = costs
         self._check = check
+        self._is_ready = is_ready
         self._draft = Draft(drafter.max_nodes if drafter else 0)
-        self._plain = PlainSteps(committed, drafter, (drafter.n_rests if drafter else 0) + 1)
+        self._plain = PlainSteps(committed, (drafter.n_rests if drafter else 0) + 1)
         self._n_idle = 0
         self._step: Step | None = None
 
@@ -67,10 +75,13 @@ class StepLoop:
         self.keep_and_recycle()
         self._plain.forget()
         self._n_idle = 0
+        self.drafter = self._own_drafter if self._is_ready() else None
 
     def first(self, asked: Asked) -> list[int]:
         """The token that needs no decode step: its row came with the prompt."""
         committed = self._committed
+        if self.drafter is not None:
+            self._start_drafting(self.drafter, asked)
         assert committed.last_row is not None
         logits, n_front = committed.last_row
         self._draft.reset(int(committed.tokens[committed.n - 1]), n_past=committed.n - 1)
@@ -95,8 +106,11 @@ class StepLoop:
             more = self._accept(step, asked, once=True)
             emitted = step.emitted[-1:]
         else:
+            if self.drafter is None and self._own_drafter is not None and self._is_ready():
+                self._start_drafting(self._own_drafter, asked)
             if self._may_rest():
-                return self._plain_step(asked)
+                is_waiting = self.drafter is not self._own_drafter
+                return self._plain_step(asked, 0.0 if is_waiting else None)
             asking_s = self._propose(budget, max_width, asked.stats)
             if self._draft.n == 1 and self._draft.n_front == 1:
                 return self._plain_step(asked, asking_s)
@@ -110,7 +124,7 @@ class StepLoop:
     def finish(self, stats: Stats) -> None:
         """No step follows: learn from what is open."""
         self.keep_and_recycle()
-        self._plain.learn(stats)
+        self._plain.learn(self.drafter, stats)
 
     def drop(self) -> None:
         """Forget the open step, whose cells are gone."""
@@ -118,26 +132,33 @@ class StepLoop:
 
     # --- draft ------------------------------------------------------------------------------
 
+    def _start_drafting(self, drafter: Drafter, asked: Asked) -> None:
+        """The drafter takes what is committed for its prompt."""
+        committed = self._committed
+        temperature = asked.sampler.temperature if asked.sampler else 0.0
+        drafter.begin(committed.tokens[: committed.n].copy(), temperature)
+        self.drafter = drafter
+
     def _may_rest(self) -> bool:
         """Whether the next step is plain without asking the drafter, who found nothing lately."""
         if self._committed.n - self._committed.n_past != 1:
             return False  # tokens wait to be redone with the next tree
-        if self._drafter is None:
+        if self.drafter is None:
             return True
-        return self._n_idle >= _IDLE_STEPS and 0 < self._plain.n <= self._drafter.n_rests
+        return self._n_idle >= _IDLE_STEPS and 0 < self._plain.n <= self.drafter.n_rests
 
     def _propose(self, budget: int, max_width: int, stats: Stats) -> float:
         """Ask the drafter for the next tree; seconds that it took."""
-        self._plain.learn(stats)
+        self._plain.learn(self.drafter, stats)
         started = perf_counter()
         draft, committed = self._draft, self._committed
         n_past = committed.n_past
         n_front = committed.n - n_past
         draft.reset(int(committed.tokens[committed.n - 1]), n_past=n_past, n_front=n_front)
         room = min(max_width, committed.target.n_ctx - n_past) - n_front
-        if self._drafter is not None and room > 0 and budget > 1:
+        if self.drafter is not None and room > 0 and budget > 1:
             n_most = min(room, draft.capacity)
-            self._drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
+            self.drafter.propose(draft, max_nodes=n_most, max_depth=budget - 1)
         self._n_idle = self._n_idle + 1 if draft.n == 1 else 0
         asking_s = perf_counter() - started
         stats.draft_s += asking_s
@@ -145,10 +166,10 @@ class StepLoop:
 
     def _plain_step(self, asked: Asked, asking_s: float | None = None) -> list[int]:
         """A step of one token. Its cost is noted where the drafter was asked, since only those
-        steps are compared with drafted ones."""
+        steps are compared with drafted ones, or cannot be asked yet."""
         self._check()
         n_past = self._committed.n_past
-        token, seconds = self._plain.step(asked.sampler, asked.stats)
+        token, seconds = self._plain.step(asked.sampler, asked.stats, keep=self.drafter is not None)
         if asking_s is not None:
             self._costs.observe(1, n_past, seconds + asking_s, 1)
         return [token]
@@ -224,8 +245,8 @@ class StepLoop:
             token_s = self._costs.token_s() if draft.n > 1 else 0.0
             self._committed.lanes.commit(step.n_front, draft, accepted, token_s)
         t1 = perf_counter()
-        if self._drafter is not None and step.emitted:
-            self._drafter.learn(draft, step.ids, step.values, accepted, step.emitted)
+        if self.drafter is not None and step.emitted:
+            self.drafter.learn(draft, step.ids, step.values, accepted, step.emitted)
         t2 = perf_counter()
         stats.lanes_s += t1 - t0
         stats.recycle_s += t2 - t1

@@ -21,6 +21,7 @@ from edge_tr import tuning
 from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.decode.decoder import Decoder
 from edge_tr.drafting import Drafting
+from edge_tr.drafts import compiled
 from edge_tr.drafts.adjacency import AdjacencyMatrix
 from edge_tr.drafts.fixed_tree import FixedTreeDrafter
 from edge_tr.drafts.template import TreeTemplate
@@ -115,6 +116,7 @@ def _first_path(trial: Trial) -> Int32:
 def _texts(target: LlamaTarget, model: Model, n_tokens: int) -> dict[str, Any]:
     """Greedy answers decoded plainly, with a fixed tree and as automatic mode does: whether they
     are equal, and how fast they came."""
+    compiled.compile_now()
     config = DraftConfig(start="empty")
     tree = TreeTemplate.paper().prefix(_TREE_NODES)
     drafter = FixedTreeDrafter(AdjacencyMatrix(target.n_vocab, config.k), tree)

@@ -1,12 +1,18 @@
-"""How many cores of this machine have nothing to do."""
+"""How many cores of this machine have nothing to do, lately and at this moment."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 
 _STAT = Path("/proc/stat")
+_LOAD = Path("/proc/loadavg")
+
+_LOOKS = 6
+_PAUSE_S = 0.001
+"""A program that computes is seen at each of so many looks, so long apart; what wakes now and then
+is not."""
 
 
 class IdleCores:
@@ -22,6 +28,28 @@ class IdleCores:
         if now_s is None or before is None or now <= then:
             return None
         return (now_s - before) / (now - then)
+
+
+def cores_now(wanted: int, own: int = 0) -> int | None:
+    """Cores that no other program wants at this moment, 0 or more; None where the system does not
+    tell (Linux does). Milliseconds where that is fewer than ``wanted``, else microseconds.
+
+    Parameters
+    ----------
+    own : threads of this process that want one, the caller's left out.
+    """
+    n_cores, most = os.cpu_count() or 1, 0
+    for look in range(_LOOKS):
+        if look > 0:
+            sleep(_PAUSE_S)
+        try:
+            n_running = int(_LOAD.read_text().split()[3].split("/")[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        most = max(most, n_cores - max(0, n_running - 1 - own))
+        if most >= wanted:
+            break
+    return max(0, most)
 
 
 def _idle_s() -> float | None:
