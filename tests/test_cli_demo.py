@@ -103,6 +103,18 @@ def test_a_difference_within_the_noise_means_nothing() -> None:
     assert lines[-1].startswith("Whether drafting pays here cannot be told now")
 
 
+@pytest.mark.parametrize(
+    ("others", "told"),
+    [(None, "or it is busy"), (0.1, "own speed changes by 25%"), (0.9, "use 0.9 of its cores")],
+)
+def test_a_machine_is_called_busy_only_where_others_ran(others: float | None, told: str) -> None:
+    fast = make_run("small tree", 9.0, TEXT, 4, n_drafted=12)
+    before = make_run("plain decoding", 8.0, TEXT, 10)
+    line = sentences([Comparison(fast, before, PLAIN)], others)[-1]
+    assert told in line
+    assert ("other programs" in line) is (others == 0.9)
+
+
 def test_an_idle_machine_shows_that_nothing_was_won() -> None:
     even = make_run("small tree", 10.1, TEXT, 4, n_drafted=12)
     lines = sentences([Comparison(even, PLAIN, PLAIN)])

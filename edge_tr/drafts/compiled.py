@@ -78,7 +78,8 @@ def is_ready() -> bool:
 
 def _mark() -> Path | None:
     """File beside Numba's own that says what they were made from; None where it keeps none."""
-    directory = candidates.grow_tree.stats.cache_path
+    kept = getattr(candidates.grow_tree, "stats", None)  # none where NUMBA_DISABLE_JIT is set
+    directory = kept.cache_path if kept else None
     return Path(directory, f"drafter.{sys.implementation.cache_tag}.ready") if directory else None
 
 

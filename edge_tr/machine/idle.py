@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
-from time import monotonic, sleep
+from time import monotonic, process_time, sleep
 
 _STAT = Path("/proc/stat")
 _LOAD = Path("/proc/loadavg")
+
+QUIET = 0.3
+"""Cores that other programs use at most where a machine is quiet."""
 
 _LOOKS = 6
 _PAUSE_S = 0.001
@@ -28,6 +32,46 @@ class IdleCores:
         if now_s is None or before is None or now <= then:
             return None
         return (now_s - before) / (now - then)
+
+
+class BusyCores:
+    """Counts cores that other programs used between two calls, where the system tells (Linux)."""
+
+    def __init__(self) -> None:
+        self._idle = IdleCores()
+        self._before = process_time(), monotonic()
+
+    def __call__(self) -> float | None:
+        """Cores that others used since the last call, on average; None where that is not known."""
+        idle, (own_s, then) = self._idle(), self._before
+        self._before = process_time(), monotonic()
+        if idle is None:
+            return None
+        own = (self._before[0] - own_s) / (self._before[1] - then)
+        return max(0.0, (os.cpu_count() or 1) - idle - own)
+
+
+def wait_until_quiet(patience_s: float, tell: Callable[[], object] = lambda: None) -> bool | None:
+    """Wait for a second in which other programs do next to nothing.
+
+    Parameters
+    ----------
+    patience_s : most seconds to wait, about.
+    tell : called once where the first second was not quiet.
+
+    Returns
+    -------
+    Whether there was one; None where that is not known.
+    """
+    others, stop, has_told = BusyCores(), monotonic() + patience_s, False
+    while True:
+        sleep(1.0)
+        used = others()
+        if used is None or used < QUIET or monotonic() > stop:
+            return used if used is None else used < QUIET
+        if not has_told:
+            tell()
+            has_told = True
 
 
 def cores_now(wanted: int, own: int = 0) -> int | None:

